@@ -1,0 +1,1 @@
+"""An LLM inference engine to read, to import and to learn from."""

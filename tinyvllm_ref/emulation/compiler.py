@@ -1,0 +1,276 @@
+"""From CUDA C++ source to a loaded library with an entry for each kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, native, toolchain
+from .errors import CompileException
+from .translate import TAG_PREFIX, TYPE_PREFIX, Kernel, Parameter, Translation, translate
+
+SOURCE_NAME = "kernel.cu"
+_INCLUDE = native.SOURCE_FOLDER / "include"
+# Options of NVRTC that change nothing here.
+_IGNORED = re.compile(
+    r"(--?(use_fast_math|lineinfo|generate-line-info|device-debug|G|restrict|extra-device-vectorization|"
+    r"default-device|device-as-default-execution-space|device-int128|disable-warnings|w|dopt=?\w*|dlto|"
+    r"minimal|no-source-include|arch=\S+|gpu-architecture=\S+|fmad=\S+|ftz=\S+|prec-div=\S+|prec-sqrt=\S+|"
+    r"maxrregcount=\S+|diag-suppress=\S+|relocatable-device-code=\S+|rdc=\S+|split-compile=\S+))$"
+)
+_DIAGNOSTIC = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<what>(?:fatal )?error|warning): (?P<text>.*)$")
+_FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2"]}
+
+
+class ParameterType(ctypes.Structure):
+    """``emu_parameter`` of cuda_shim.h: what the compiler says of a kernel's parameter."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("size", ctypes.c_int),
+        ("alignment", ctypes.c_int),
+        ("item_kind", ctypes.c_int),
+        ("item_size", ctypes.c_int),
+        ("item_alignment", ctypes.c_int),
+        ("is_const", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel that can be called.
+
+    Attributes
+    ----------
+    name : str
+        As asked for: the function's name, or a template's instance such as ``sum<float>``.
+    address : int
+        Of the C function ``void entry(void** args)`` that runs one thread.
+    parameters : tuple of Parameter
+        Names and types as written.
+    types : tuple of ParameterType
+        What the compiler made of them.
+    """
+
+    name: str
+    address: int
+    parameters: tuple[Parameter, ...]
+    types: tuple[ParameterType, ...]
+
+
+@dataclass
+class Library:
+    """A compiled and loaded source."""
+
+    path: Path
+    handle: ctypes.CDLL
+    base: int
+    image: tuple[int, int]
+    translation: Translation
+    entries: dict[str, Entry]
+
+
+class NoSuchKernel(LookupError):
+    """The source has no kernel of this name that can be called by it."""
+
+
+# ------------------------------------------------------------------------------------------------------- options
+def _host_options(options: tuple[str, ...], source: str) -> list[str]:
+    """NVRTC's options as the host compiler's: defines, include folders and the standard."""
+    flags, standard = [], "-std=c++17"
+    queue = list(options)
+    while queue:
+        option = queue.pop(0)
+        short = option.replace("--define-macro=", "-D").replace("--undefine-macro=", "-U")
+        short = short.replace("--include-path=", "-I")
+        if short in {"-D", "-U", "-I"} and queue:
+            flags.append(short + queue.pop(0))
+        elif short[:2] in {"-D", "-U", "-I"}:
+            flags.append(short)
+        elif re.fullmatch(r"--?std=c\+\+(11|14|17|20)", short):
+            standard = "-std=" + short.split("=")[1]
+        elif short in {"-default-device", "-w"} or _IGNORED.match(short):
+            continue
+        else:
+            raise CompileException(
+                f"nvrtc: error: unrecognized option {option!r}", source, SOURCE_NAME, tuple(options)
+            )
+    return [standard, *flags]
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+def _tidy(text: str) -> str:
+    """The compiler's words without our own names in them."""
+    text = text.replace("‘", "'").replace("’", "'")
+    text = text.replace(TYPE_PREFIX, "").replace(TAG_PREFIX, "")
+    if "emu_inline_ptx_is_not_emulated" in text:
+        return "inline PTX is not emulated: put it behind #ifdef __CUDA_ARCH__, with plain C++ in the #else"
+    if "emu_shared_inside_a_macro_is_not_emulated" in text:
+        return "__shared__ inside of a macro is not emulated: write the declaration out"
+    if "emu_managed_memory_is_not_emulated" in text:
+        return "__managed__ memory is not emulated"
+    return re.sub(r" \[-W[\w+=-]+\]$", "", text)
+
+
+def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
+    """Compiler output in NVRTC's style, each with its line of the source and a caret; and the error count."""
+    lines = translation.source.splitlines()
+    out, errors, seen = [], 0, set()
+    for match in map(_DIAGNOSTIC.match, raw.splitlines()):
+        if match is None:
+            continue
+        number, text = int(match["line"]), _tidy(match["text"])
+        if Path(match["file"]).name != SOURCE_NAME:
+            if "error" in match["what"] and errors == 0 and not seen:
+                out.append(f"{Path(match['file']).name}({number}): error: {text}")
+            continue
+        if (number, text) in seen:
+            continue
+        seen.add((number, text))
+        errors += "error" in match["what"]
+        out.append(f"{SOURCE_NAME}({number}): {match['what'].replace('fatal ', '')}: {text}")
+        if 1 <= number <= len(lines):
+            out.append(f"{number:5d} | {lines[number - 1]}")
+            if match["column"]:
+                column = translation.source_column(number, int(match["column"]))
+                pad = re.sub(r"[^\t]", " ", lines[number - 1][: column - 1])
+                out.append(f"      | {pad}^")
+    return "\n".join(out), errors
+
+
+def _link_message(raw: str, translation: Translation) -> str:
+    names = dict.fromkeys(re.findall(r"undefined (?:reference to|symbol:?) [`']?([^'\n]+?)'?(?:$|\n)", raw))
+    return "\n".join(f"{SOURCE_NAME}: error: Unresolved extern function '{_tidy(name)}'" for name in names) or raw
+
+
+# ------------------------------------------------------------------------------------------------------- compile
+def _callable_names(translation: Translation, expressions: tuple[str, ...]) -> list[str]:
+    """Kernels that get an entry: the plain ones, and the instances asked for."""
+    plain = [kernel.name for kernel in translation.kernels if kernel.is_extern_c and not kernel.is_template]
+    return list(dict.fromkeys([*plain, *expressions]))
+
+
+def _unit(translation: Translation, names: list[str]) -> str:
+    entries = "".join(f"EMU_ENTRY({k}, {name})\n" for k, name in enumerate(names))
+    return f'#line 1 "{SOURCE_NAME}"\n{translation.code}\n#line 1 "entries"\n{entries}'
+
+
+def _build(target: Path, unit: str, translation: Translation, options: tuple[str, ...], mode: str) -> None:
+    compiler = toolchain.find()
+    flags = [*_host_options(options, translation.source), *_FLAGS[mode], "-g1", *compiler.common_flags]
+    flags += ["-Wno-unknown-pragmas", "-Werror=return-type", "-nostdinc", "-isystem", str(_INCLUDE)]
+    flags += ["-include", str(native.SOURCE_FOLDER / "cuda_shim.h"), "-fno-diagnostics-show-caret"]
+    flags += ["-fdiagnostics-color=never" if compiler.family == "gcc" else "-fno-color-diagnostics"]
+    link = [str(native.library_path()), "-lm", "-lc"]
+    link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
+    with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
+        source, made = Path(work) / "unit.cpp", Path(work) / "unit.so"
+        source.write_text(unit)
+        if mode == "full":  # the sanitizer's own runtime must not be linked: the checks are ours
+            object_file = Path(work) / "unit.o"
+            done = compiler.run([*flags, *compiler.instrument_flags, "-c", str(source), "-o", str(object_file)])
+            if done.returncode == 0:
+                done = compiler.run(["-shared", "-nostdlib", str(object_file), "-o", str(made), *link])
+        else:
+            done = compiler.run([*flags, "-shared", "-nostdlib", str(source), "-o", str(made), *link])
+        if done.returncode != 0:
+            raise _failure(done.stderr, translation, options)
+        target.write_bytes(made.read_bytes())
+
+
+def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Exception:
+    if "No space left on device" in raw:
+        return OSError(28, "no space left on the disk while compiling a kernel")
+    text, errors = format_messages(raw, translation)
+    if errors:
+        text += f"\n{errors} error{'s' if errors > 1 else ''} detected in the compilation of \"{SOURCE_NAME}\"."
+    elif re.search(r"^entries:\d+", raw, re.MULTILINE):
+        return NoSuchKernel(_tidy(raw))
+    else:
+        text = text or _link_message(raw, translation)
+    return CompileException(text, translation.source, SOURCE_NAME, options)
+
+
+# ---------------------------------------------------------------------------------------------------------- load
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("fname", ctypes.c_char_p),
+        ("fbase", ctypes.c_void_p),
+        ("sname", ctypes.c_char_p),
+        ("saddr", ctypes.c_void_p),
+    )
+
+
+def _base_address(address: int) -> int:
+    """Where the library that holds `address` is loaded."""
+    info = _DlInfo()
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
+    if dladdr(address, ctypes.byref(info)) == 0:
+        return 0
+    return info.fbase or 0
+
+
+def _image_size(path: Path) -> int:
+    """Bytes of address space that the library takes."""
+    with path.open("rb") as file:
+        if file.read(4) == b"\x7fELF":
+            from elftools.elf.elffile import ELFFile
+
+            segments = [s for s in ELFFile(file).iter_segments() if s["p_type"] == "PT_LOAD"]
+            return int(max(s["p_vaddr"] + s["p_memsz"] for s in segments))
+    return path.stat().st_size + (1 << 16)
+
+
+def _load(path: Path, translation: Translation, names: list[str]) -> Library:
+    handle = ctypes.CDLL(str(path))
+    base = _base_address(ctypes.cast(handle.emu_entry_0, ctypes.c_void_p).value or 0) if names else 0
+    image = (base, base + _image_size(path)) if names else (0, 0)
+    kernels = {kernel.name: kernel for kernel in translation.kernels}
+    entries = {}
+    for k, name in enumerate(names):
+        address = ctypes.cast(handle[f"emu_entry_{k}"], ctypes.c_void_p).value or 0
+        types = (ParameterType * 256)()
+        count = handle[f"emu_describe_{k}"](types)
+        kernel = kernels.get(re.split(r"<", name)[0].split("::")[-1].strip(), Kernel(name, (), False, False, 0))
+        parameters = kernel.parameters
+        if len(parameters) != count:  # made by a macro: the names are not in the text
+            parameters = tuple(Parameter(f"argument {j}", "") for j in range(count))
+        entries[name] = Entry(name, address, parameters, tuple(types[j] for j in range(count)))
+    return Library(path, handle, base, image, translation, entries)
+
+
+@functools.lru_cache(maxsize=1024)
+def compile_source(source: str, options: tuple[str, ...], mode: str, expressions: tuple[str, ...] = ()) -> Library:
+    """Compile (or take from the cache) and load a source.
+
+    Parameters
+    ----------
+    source : str
+        CUDA C++.
+    options : tuple of str
+        NVRTC's options.
+    mode : {"full", "fast"}
+        With every access checked, or without.
+    expressions : tuple of str
+        Instances of templates, or kernels with C++ names, that are to be called by these names.
+
+    Raises
+    ------
+    CompileException
+        With the source's own line numbers.
+    NoSuchKernel
+        When an expression names nothing.
+    """
+    compiler = toolchain.find()
+    translation = translate(source)
+    names = _callable_names(translation, expressions)
+    unit = _unit(translation, names)
+    name = cache.key(unit, shlex.join(options), mode, compiler.version, native.source_hash()) + ".so"
+    path = cache.get_or_make(name, lambda target: _build(target, unit, translation, options, mode))
+    return _load(path, translation, names)

@@ -1,0 +1,363 @@
+"""From the runtime's record of a fault to an error that a person can act on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import native, settings
+from .array import ndarray
+from .compiler import Entry, Library
+from .debug_lines import line_of
+from .errors import (
+    BarrierDivergence,
+    DataRace,
+    KernelAssertion,
+    KernelError,
+    KernelFault,
+    KernelTimeout,
+    OutOfBounds,
+    Site,
+    UninitializedRead,
+)
+from .memory import MemoryPointer
+
+_WRITE, _ATOMIC = 1, 2
+_NEAR = 1 << 30  # bytes; an address farther from every array than this is not an index gone wrong
+
+
+class Fault(ctypes.Structure):
+    """``Fault`` of context.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("problem", ctypes.c_int32),
+        ("pc", ctypes.c_uint64),
+        ("other_pc", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("access", ctypes.c_uint32),
+        ("other_access", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+        ("other_thread", ctypes.c_uint32),
+        ("block", ctypes.c_uint64),
+        ("other_block", ctypes.c_uint64),
+        ("line", ctypes.c_int32),
+        ("other_line", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("other_count", ctypes.c_int32),
+        ("shared_slot", ctypes.c_int32),
+        ("exact", ctypes.c_int32),
+        ("mask", ctypes.c_uint32),
+        ("other_mask", ctypes.c_uint32),
+        ("text", ctypes.c_char * 256),
+    )
+
+
+@dataclass(frozen=True)
+class Region:
+    """A piece of memory that a kernel was given: an argument, or a ``__shared__`` variable."""
+
+    name: str
+    base: int
+    size: int
+    item: int
+    type: str
+
+
+@dataclass
+class Launched:
+    """A launch, as far as a report needs it."""
+
+    library: Library
+    entry: Entry
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: Sequence[Any]
+    mode: str
+    shared: dict[int, Region] = field(default_factory=dict)
+    _regions: list[Region] | None = None
+
+    # ------------------------------------------------------------------------------------------------- positions
+    def thread(self, number: int) -> tuple[int, int, int]:
+        """threadIdx of a flat thread number."""
+        x, y, _ = self.block
+        return number % x, number // x % y, number // x // y
+
+    def block_index(self, number: int) -> tuple[int, int, int]:
+        """blockIdx of a flat block number."""
+        x, y, _ = self.grid
+        return number % x, number // x % y, number // x // y
+
+    def line(self, pc: int, exact: bool = False) -> int:
+        """Source line of a return address, or of the instruction itself where `exact`."""
+        if not self.library.image[0] <= pc < self.library.image[1]:
+            return 0
+        return line_of(self.library.path, pc - self.library.base - (0 if exact else 1))
+
+    def source_line(self, line: int) -> str:
+        lines = self.library.translation.source.splitlines()
+        return lines[line - 1] if 1 <= line <= len(lines) else ""
+
+    # ---------------------------------------------------------------------------------------------------- memory
+    @property
+    def regions(self) -> list[Region]:
+        """The arrays among the arguments."""
+        if self._regions is None:
+            self._regions = []
+            for parameter, kind, value in zip(self.entry.parameters, self.entry.types, self.args, strict=False):
+                if kind.kind != 0 or not isinstance(value, ndarray | MemoryPointer):
+                    continue
+                pointer = value.data.ptr if isinstance(value, ndarray) else value.ptr
+                base, size = ctypes.c_void_p(), ctypes.c_size_t()
+                found = native.runtime().emu_allocation_of(pointer, ctypes.byref(base), ctypes.byref(size))
+                length = (base.value or 0) + size.value - pointer if found else getattr(value, "nbytes", 0)
+                text = str(value.dtype) if isinstance(value, ndarray) else "bytes"
+                self._regions.append(Region(parameter.name, pointer, length, max(1, kind.item_size), text))
+        return self._regions
+
+    def remember_shared(self) -> None:
+        """Ask the runtime for the last block's ``__shared__`` variables; the next launch replaces them."""
+        runtime, slot = native.runtime(), 0
+        name, numbers = ctypes.c_char_p(), [ctypes.c_uint64() for _ in range(3)]
+        while runtime.emu_shared_info(slot, ctypes.byref(name), *[ctypes.byref(n) for n in numbers]):
+            base, size, item = (n.value for n in numbers)
+            text = (name.value or b"").decode() or "dynamic shared memory"
+            self.shared[slot] = Region(text, base, size, max(1, item), "__shared__")
+            slot += 1
+
+    def without_arrays(self) -> Launched:
+        """The same without keeping the arguments alive."""
+        regions = self.regions if self.mode == "full" else []
+        return replace(self, args=(), _regions=regions)
+
+    def region(self, address: int, slot: int) -> Region | None:
+        """The array that an address belongs to, or misses by the least."""
+        if slot >= 0:
+            return self.shared.get(slot)
+        best, distance = None, _NEAR
+        for region in self.regions:
+            low, high = region.base, region.base + region.size
+            away = low - address if address < low else max(0, address - high + 1)
+            if away < distance:
+                best, distance = region, away
+        return best
+
+    def element(self, address: int, slot: int) -> tuple[str, int | None]:
+        """Name of the array and flat index of the element at an address."""
+        region = self.region(address, slot)
+        if region is None:
+            return "", None
+        return region.name, (address - region.base) // region.item
+
+
+# --------------------------------------------------------------------------------------------------------- wording
+def _verb(access: int) -> str:
+    return "updated atomically" if access & _ATOMIC else "written" if access & _WRITE else "read"
+
+
+def _access(access: int) -> str:
+    return "atomic" if access & _ATOMIC else "write" if access & _WRITE else "read"
+
+
+def _triple(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
+    """``5`` in a one-dimensional launch, ``(1, 2, 0)`` in others."""
+    return str(index[0]) if sizes[1] == sizes[2] == 1 else str(index)
+
+
+def _who(launched: Launched, site: Site) -> str:
+    block = _triple(site.block, launched.grid)
+    return f"block {block}, thread {_triple(site.thread, launched.block)}"
+
+
+def _show(site: Site) -> str:
+    return f"  line {site.line}:  {site.text.strip()}" if site.line else "  (the line is not known)"
+
+
+def _site(launched: Launched, fault: Fault) -> Site:
+    line = fault.line or launched.line(fault.pc, bool(fault.exact))
+    return Site(
+        line,
+        launched.source_line(line),
+        launched.block_index(fault.block),
+        launched.thread(fault.thread if fault.thread < 1024 else 0),
+        _access(fault.access),
+    )
+
+
+def _other(launched: Launched, fault: Fault) -> Site:
+    line = fault.other_line or launched.line(fault.other_pc)
+    return Site(
+        line,
+        launched.source_line(line),
+        launched.block_index(fault.other_block),
+        launched.thread(fault.other_thread if fault.other_thread < 1024 else 0),
+        _access(fault.other_access),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ a function a kind
+def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
+    site = _site(launched, fault)
+    region = launched.region(fault.address, fault.shared_slot)
+    if fault.shared_slot >= 0 and region is None:
+        what = f"shared memory was {_verb(fault.access)}, and this launch gave none: pass shared_mem=... (bytes)"
+        array, index = "dynamic shared memory", None
+    elif region is not None:
+        index = (fault.address - region.base) // region.item
+        array, count = region.name, region.size // region.item
+        kind = "" if region.type == "__shared__" else f" ({region.type})"
+        what = f"{array}[{index}] was {_verb(fault.access)}; {array} has {count:,} elements{kind}"
+        if 0 <= index < count:
+            what += f", and the {fault.bytes} bytes of this access reach past its end"
+        elif index < 0:
+            what += ": the index is negative"
+    else:
+        array, index = "", None
+        address = fault.address
+        near_null = address < 4096 or address >= 2**47
+        what = (
+            "an address next to a null pointer" if near_null else f"the address {address:#x}, far from every array,"
+        ) + f" was {_verb(fault.access)}"
+    message = f"kernel `{launched.entry.name}`: out of bounds: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index, site=site)
+
+
+def _slack_overwritten(launched: Launched, fault: Fault) -> KernelError:
+    array, index = launched.element(fault.address, -1)
+    message = (
+        f"kernel `{launched.entry.name}`: out of bounds: {array}[{index}] was written, beside the array. Fast mode "
+        'saw it only after the launch; run it under `with cp.checks("full"):` to see the thread and the line'
+    )
+    return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index)
+
+
+def _uninitialized(launched: Launched, fault: Fault) -> KernelError:
+    site = _site(launched, fault)
+    array, index = launched.element(fault.address, fault.shared_slot)
+    message = (
+        f"kernel `{launched.entry.name}`: uninitialized read: {array}[{index}] was {_verb(fault.access)}, and nothing "
+        f"had written it\n  {_who(launched, site)}\n{_show(site)}"
+    )
+    return UninitializedRead(message, kernel=launched.entry.name, array=array, index=index, site=site)
+
+
+def _data_race(launched: Launched, fault: Fault) -> KernelError:
+    site, other = _site(launched, fault), _other(launched, fault)
+    array, index = launched.element(fault.address, fault.shared_slot)
+    if site.block != other.block:
+        why = "blocks run in no order: only atomics, or another launch, can order them"
+    elif fault.thread // 32 == fault.other_thread // 32:
+        why = "no barrier lies between: __syncthreads(), or __syncwarp() within a warp"
+    else:
+        why = "no __syncthreads() lies between"
+    message = (
+        f"kernel `{launched.entry.name}`: data race on {array}[{index}]: two threads use it, and {why}\n"
+        f"  {_verb(fault.other_access)} by {_who(launched, other)}\n{_show(other)}\n"
+        f"  {_verb(fault.access)} by {_who(launched, site)}\n{_show(site)}"
+    )
+    return DataRace(message, kernel=launched.entry.name, array=array, index=index, site=site, other=other)
+
+
+def _lanes(mask: int) -> str:
+    lanes = [lane for lane in range(32) if mask >> lane & 1]
+    runs: list[list[int]] = []
+    for lane in lanes:
+        if runs and runs[-1][-1] == lane - 1:
+            runs[-1].append(lane)
+        else:
+            runs.append([lane])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _barrier(launched: Launched, fault: Fault) -> KernelError:
+    site, other = _site(launched, fault), _other(launched, fault)
+    has_other = True
+    if fault.problem == 1:
+        what = (
+            f"{fault.other_count} thread(s) of the block wait at one __syncthreads(), and thread "
+            f"{_triple(site.thread, launched.block)} came to another. All threads of a block must come to the same one"
+        )
+    elif fault.problem == 2:
+        has_other = False
+        what = f"{fault.count} thread(s) wait at __syncthreads(), and the others of their block never come"
+    elif fault.problem == 3:
+        what = "lanes of one warp wait at different warp operations, and each needs the others"
+    elif fault.problem == 4:
+        has_other = bool(fault.other_count)
+        what = f"a warp operation waits for lane(s) {_lanes(fault.other_mask)}, named in its mask, that never come"
+        if has_other:
+            what += f"; {fault.other_count} thread(s) wait at __syncthreads()"
+    else:
+        has_other = False
+        what = (
+            f"thread {_triple(site.thread, launched.block)} calls a warp operation whose mask {fault.mask:#010x} "
+            "leaves out the thread's own lane"
+        )
+    message = f"kernel `{launched.entry.name}`: barrier divergence: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    if has_other:
+        message += f"\n  {_who(launched, other)}\n{_show(other)}"
+    return BarrierDivergence(
+        message, kernel=launched.entry.name, site=site, other=other if has_other else None
+    )
+
+
+def _timeout(launched: Launched, fault: Fault) -> KernelError:
+    site = _site(launched, fault)
+    message = (
+        f"kernel `{launched.entry.name}`: timeout: it ran for more than {settings.current_timeout():g} seconds, and was "
+        f"stopped; does a loop never end?\n  it was at {_who(launched, site)}\n{_show(site)}"
+    )
+    return KernelTimeout(message, kernel=launched.entry.name, site=site)
+
+
+def _assertion(launched: Launched, fault: Fault) -> KernelError:
+    site = _site(launched, fault)
+    message = (
+        f"kernel `{launched.entry.name}`: assertion failed: {fault.text.decode(errors='replace')}\n"
+        f"  {_who(launched, site)}\n{_show(site)}"
+    )
+    return KernelAssertion(message, kernel=launched.entry.name, site=site)
+
+
+def _fault(text: str) -> Callable[[Launched, Fault], KernelError]:
+    def make(launched: Launched, fault: Fault) -> KernelError:
+        site = _site(launched, fault)
+        message = f"kernel `{launched.entry.name}`: {text}\n  {_who(launched, site)}\n{_show(site)}"
+        return KernelFault(message, kernel=launched.entry.name, site=site)
+
+    return make
+
+
+def _misaligned(launched: Launched, fault: Fault) -> KernelError:
+    site = _site(launched, fault)
+    array, index = launched.element(fault.address, fault.shared_slot)
+    message = (
+        f"kernel `{launched.entry.name}`: misaligned address: {fault.bytes} bytes at {array}[{index}] were "
+        f"{_verb(fault.access)}, which must start at a multiple of {fault.bytes} bytes\n"
+        f"  {_who(launched, site)}\n{_show(site)}"
+    )
+    return KernelFault(message, kernel=launched.entry.name, array=array, index=index, site=site)
+
+
+_MAKERS: dict[int, Callable[[Launched, Fault], KernelError]] = {
+    1: _out_of_bounds,
+    2: _uninitialized,
+    3: _data_race,
+    4: _barrier,
+    5: _timeout,
+    6: _assertion,
+    7: _fault("integer division by zero"),
+    8: _fault("the kernel stopped itself (__trap, or an instruction that is not allowed)"),
+    9: _fault("the stack is full: local arrays of a thread, or calls within calls, take more than 250 KB"),
+    10: _fault("too much shared memory: __shared__ variables together take more than a block can have"),
+    11: _misaligned,
+    12: _slack_overwritten,
+}
+
+
+def error(fault: Fault, launched: Launched) -> KernelError:
+    """The exception for a fault."""
+    return _MAKERS[fault.kind](launched, fault)

@@ -1,0 +1,81 @@
+"""The C++ runtime of the emulation: compiled on first use, kept in the cache, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+from . import cache, toolchain
+
+SOURCE_FOLDER = Path(__file__).parent / "runtime"
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "emu_malloc": (ctypes.c_void_p, [ctypes.c_size_t]),
+    "emu_free": (None, [ctypes.c_void_p]),
+    "emu_is_live": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t]),
+    "emu_allocation_of": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t)],
+    ),
+    "emu_live_bytes": (ctypes.c_size_t, []),
+    "emu_mark_initialized": (None, [ctypes.c_void_p, ctypes.c_size_t]),
+    "emu_mark_uninitialized": (None, [ctypes.c_void_p, ctypes.c_size_t]),
+    "emu_set_item_size": (None, [ctypes.c_void_p, ctypes.c_uint]),
+    "emu_nearest": (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "emu_launch": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
+    "emu_set_workers": (None, [ctypes.c_int]),
+    "emu_workers": (ctypes.c_int, []),
+    "emu_warning": (ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
+    "emu_printed": (ctypes.c_size_t, [ctypes.c_void_p]),
+    "emu_shared_info": (ctypes.c_int, [ctypes.c_int, *[ctypes.c_void_p] * 4]),
+    "emu_site": (ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
+    "emu_set_trace": (None, [ctypes.c_size_t]),
+    "emu_trace": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),
+}
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of everything in runtime/: part of the key of each compiled kernel."""
+    files = sorted(path for path in SOURCE_FOLDER.rglob("*") if path.suffix in {".cpp", ".h"})
+    return cache.key(*(text for path in files for text in (path.name, path.read_text())))
+
+
+@functools.cache
+def library_path() -> Path:
+    """The runtime as a shared library, compiled if it has not been before."""
+    compiler = toolchain.find()
+    return cache.get_or_make(f"runtime-{cache.key(source_hash(), compiler.version)}.so", _compile)
+
+
+def _compile(target: Path) -> None:
+    compiler = toolchain.find()
+    sources = sorted(str(path) for path in SOURCE_FOLDER.glob("*.cpp"))
+    flags = ["-std=c++17", "-O2", "-g1", "-shared", "-pthread", *compiler.common_flags]
+    # No C++ library is used; not linking one spares zig a minute of building its own.
+    flags += ["-nostdlib++"] if compiler.family != "gcc" else []
+    with tempfile.TemporaryDirectory() as work:
+        made = Path(work) / "runtime.so"
+        done = compiler.run([*flags, *sources, "-o", str(made), "-lm", "-ldl"])
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"the emulation's runtime does not compile with {compiler.version}:\n{done.stderr.strip()}"
+            )
+        shutil.copyfile(made, target)
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The loaded runtime library, its functions declared."""
+    library = ctypes.CDLL(str(library_path()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library

@@ -1,0 +1,677 @@
+// Full mode: every access to memory is checked before it happens.
+//
+// A kernel compiled with -fsanitize=thread calls __tsan_readN / __tsan_writeN with the address of each access.
+// The functions here stand in for the sanitizer's own runtime: they find the array, its bounds, whether the
+// bytes were ever written, and which thread used them last, and they count bytes, sectors and bank conflicts.
+#include "context.h"
+
+#include <stdio.h>
+
+namespace emu {
+
+// Who used a granule of memory last. A stamp is the number of a stretch between two barriers of one block: all
+// blocks run one after another, so a stamp also tells the block.
+struct Cell {
+    uint32_t write_stamp, write_pc;
+    uint32_t read_stamp, read_pc, read2_pc;
+    uint16_t write_thread, write_epoch;   // epoch: __syncwarps of that warp so far
+    uint16_t read_thread, read_epoch;     // the last reader in read_stamp's stretch
+    uint16_t read2_thread, read2_epoch;   // and one before it, another thread
+    uint8_t write_bytes, read_bytes;      // bit b: byte b of the granule
+    uint8_t write_atomic, read_atomic;
+};
+
+namespace {
+
+// What a block has made visible to others by a fence and an atomic operation.
+struct BlockClock {
+    uint32_t first_stamp;
+    uint32_t published_stamp;  // 0: nothing
+};
+
+// A store whose value has to be looked at once it has happened: both threads may store the same.
+struct Pending {
+    bool active;
+    char* address;
+    uint32_t bytes;
+    uint8_t before[16];
+    Fault fault;
+};
+
+constexpr uint32_t kMaxSites = 1024;         // accesses in one kernel's code that are counted
+constexpr uint32_t kMaxOccurrences = 256;    // executions of one access by one warp between two barriers
+constexpr uint32_t kEpochBits = 12;
+
+// One warp's execution of one access: the sectors (or words of shared memory) that its lanes touch.
+struct Request {
+    uint32_t n;
+    uint32_t unit[64];
+};
+
+struct AccessSite {
+    SiteCounters counters;
+    uint64_t counted_accesses;               // those whose sectors were looked at
+    Array<Request> requests[kMaxWarps];
+    uint32_t used[kMaxWarps];
+};
+
+struct State {
+    Launch* launch;
+    uint32_t stamp, launch_stamp, block_stamp;
+    bool acquired;                // this block has seen an atomic, and so what others published
+    bool fenced[kMaxThreads];     // since its last atomic operation this thread passed a __threadfence
+    Array<BlockClock> blocks;
+    Pending pending;
+    Counters counters;
+    bool count;
+    uint32_t n_sites;
+    uint32_t site_of[kMaxSites * 4];          // hash table: site number + 1
+    AccessSite* sites;
+    uint32_t* occurrences;                    // [thread][site]: epoch << 20 | count
+    uint32_t epoch;
+    Array<TraceEntry> trace;
+    size_t trace_limit;
+    Allocation* last;
+} state;
+
+uint32_t pc32(const void* pc) { return uint32_t((const char*)pc - state.launch->image_lo); }
+uint64_t pc64(uint32_t pc) { return pc ? uint64_t(state.launch->image_lo + pc) : 0; }
+
+// ------------------------------------------------------------------------------------------------------ reports
+void describe(Fault& f, const void* pc, const void* address, size_t bytes, uint32_t access, int slot) {
+    f.pc = uint64_t(pc);
+    f.address = uint64_t(address);
+    f.bytes = bytes;
+    f.access = access;
+    f.shared_slot = slot;
+}
+
+[[noreturn]] void stop(FaultKind kind, const void* pc, const void* address, size_t bytes, uint32_t access, int slot) {
+    describe(self->fault, pc, address, bytes, access, slot);
+    fail(kind);
+}
+
+uint64_t block_of(uint32_t stamp) {
+    size_t lo = 0, hi = state.blocks.size();
+    while (hi - lo > 1) {
+        size_t mid = (lo + hi) / 2;
+        if (state.blocks[mid].first_stamp <= stamp) lo = mid;
+        else hi = mid;
+    }
+    return lo;
+}
+
+// ------------------------------------------------------------------------------------------------ finding the array
+struct Place {
+    Allocation* array;
+    size_t offset;
+    int slot;  // of a __shared__ variable, else -1
+};
+
+bool between(const void* p, const void* lo, const void* hi) {
+    return (const char*)p >= (const char*)lo && (const char*)p < (const char*)hi;
+}
+
+// False where the address is none of ours: the thread's own stack, arguments, constants.
+bool locate(Worker* w, const char* p, size_t bytes, uint32_t access, const void* pc, Place* place) {
+    if (in_heap(p)) {
+        Allocation* a = find(p);
+        if (!a || p < a->base || size_t(p - a->base) + bytes > a->size) stop(kOutOfBounds, pc, p, bytes, access, -1);
+        *place = {a, size_t(p - a->base), -1};
+        return true;
+    }
+    size_t in_shared = size_t(p - w->shared);
+    if (in_shared < kSharedStride * (kMaxShared + 1)) {
+        int slot = int(in_shared / kSharedStride) - 1;
+        if (slot < 0 || slot >= w->n_used) stop(kOutOfBounds, pc, p, bytes, access, slot < 0 ? 0 : w->n_used - 1);
+        Allocation& a = w->shared_region[slot];
+        if (p < a.base || size_t(p - a.base) + bytes > a.size) stop(kOutOfBounds, pc, p, bytes, access, slot);
+        *place = {&a, size_t(p - a.base), slot};
+        return true;
+    }
+    if (between(p, w->stacks, w->stacks + kStack * kMaxThreads)) return false;
+    Launch* launch = w->launch;
+    if (between(p, launch->args_lo, launch->args_hi) || between(p, launch->image_lo, launch->image_hi)) return false;
+    uintptr_t tls = uintptr_t(&self);  // threadIdx and its kind lie near it
+    if (uintptr_t(p) - (tls - 4096) < 8192) return false;
+    stop(kOutOfBounds, pc, p, bytes, access, -1);
+}
+
+// --------------------------------------------------------------------------------------------- uninitialised reads
+void make_written(Worker* w, Allocation& a) {
+    Busy busy(w);
+    a.written_bytes = a.size + 16;
+    a.written = (uint8_t*)map_pages(a.written_bytes);
+}
+
+void check_written(Worker* w, const Place& place, const char* p, size_t bytes, uint32_t access, const void* pc) {
+    Allocation& a = *place.array;
+    if (a.initialized) return;
+    if (!a.written) make_written(w, a);
+    uint8_t* written = a.written + place.offset;
+    if (access & kWrite) {
+        if (access & kAtomic)  // an atomic operation reads, too
+            for (size_t k = 0; k < bytes; k++)
+                if (!written[k]) stop(kUninitializedRead, pc, p, bytes, access, place.slot);
+        memset(written, 1, bytes);
+        return;
+    }
+    for (size_t k = 0; k < bytes; k++)
+        if (!written[k]) stop(kUninitializedRead, pc, p, bytes, access, place.slot);
+}
+
+// ------------------------------------------------------------------------------------------------------------ races
+// After the store: were the two values the same? Then it is a race in name only.
+void settle(Worker* w) {
+    Pending& pending = state.pending;
+    if (!pending.active) return;
+    pending.active = false;
+    if (memcmp(pending.before, pending.address, pending.bytes) != 0) {
+        Fault& f = w->fault;
+        f = pending.fault;
+        f.kind = kDataRace;
+        siglongjmp(w->escape, 1);
+    }
+    Warning warning = {};
+    warning.kind = kSameValueRace;
+    warning.pc = pending.fault.pc;
+    warning.other_pc = pending.fault.other_pc;
+    warning.thread = pending.fault.thread;
+    warning.other_thread = pending.fault.other_thread;
+    warning.block = pending.fault.block;
+    warning.other_block = pending.fault.other_block;
+    warning.address = pending.fault.address;
+    warning.shared_slot = pending.fault.shared_slot;
+    Busy busy(w);
+    warn(warning);
+}
+
+// Is an earlier use at (stamp, thread, epoch) ordered before what the current thread does now?
+bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint16_t epoch, bool shared) {
+    if (stamp < state.launch_stamp) return true;
+    if (stamp < state.block_stamp) {  // another block of this launch
+        if (shared) return true;
+        return state.acquired && state.blocks[block_of(stamp)].published_stamp >= stamp;
+    }
+    if (stamp != state.stamp || thread == w->current) return true;  // a barrier lies between, or it was ourselves
+    int warp = thread / 32;
+    if (warp == w->current / 32 && epoch != uint16_t(w->warp[warp].sync_epoch)) return true;
+    return state.acquired && state.blocks[state.blocks.size() - 1].published_stamp >= stamp;
+}
+
+struct Access {
+    const void* pc;
+    char* address;
+    size_t bytes;
+    uint32_t flags;
+};
+
+void race(Worker* w, const Access& now, int slot, uint32_t other_pc, uint16_t other_thread, uint32_t other_stamp,
+          uint32_t other_access, bool defer) {
+    Fault f = {};
+    describe(f, now.pc, now.address, now.bytes, now.flags, slot);
+    f.thread = uint32_t(w->current);
+    f.block = w->block_number;
+    f.other_pc = pc64(other_pc);
+    f.other_thread = other_thread;
+    f.other_block = block_of(other_stamp);
+    f.other_access = other_access;
+    if (!defer) {
+        w->fault = f;
+        fail(kDataRace);
+    }
+    Pending& pending = state.pending;
+    pending.active = true;
+    pending.fault = f;
+    pending.address = now.address;
+    pending.bytes = uint32_t(now.bytes < 16 ? now.bytes : 16);
+    memcpy(pending.before, now.address, pending.bytes);
+}
+
+void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
+    uint16_t me = uint16_t(w->current), epoch = uint16_t(w->warp[me / 32].sync_epoch);
+    if (c.read_stamp != state.stamp) {
+        c.read_stamp = state.stamp;
+        c.read2_thread = kNobody;
+        c.read_bytes = 0;
+        c.read_atomic = 1;
+    } else if (c.read_thread != me) {
+        bool keep = c.read2_thread != kNobody && c.read2_thread / 32 != me / 32 && c.read_thread / 32 == me / 32;
+        if (!keep) {
+            c.read2_thread = c.read_thread;
+            c.read2_epoch = c.read_epoch;
+            c.read2_pc = c.read_pc;
+        }
+    }
+    c.read_thread = me;
+    c.read_epoch = epoch;
+    c.read_pc = pc32(now.pc);
+    c.read_bytes |= bytes;
+    if (!(now.flags & kAtomic)) c.read_atomic = 0;
+}
+
+void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) {
+    bool shared = slot >= 0, atomic = now.flags & kAtomic;
+    if (c.write_stamp && (c.write_bytes & bytes) && !(atomic && c.write_atomic) &&
+        !ordered(w, c.write_stamp, c.write_thread, c.write_epoch, shared)) {
+        uint32_t other = c.write_atomic ? kWrite | kAtomic : kWrite;
+        race(w, now, slot, c.write_pc, c.write_thread, c.write_stamp, other, (now.flags & kWrite) && !atomic);
+    }
+    if (!(now.flags & kWrite)) {
+        note_read(w, c, now, bytes);
+        return;
+    }
+    if (c.read_stamp && (c.read_bytes & bytes) && !(atomic && c.read_atomic)) {
+        bool first = !ordered(w, c.read_stamp, c.read_thread, c.read_epoch, shared);
+        bool second = c.read2_thread != kNobody && !ordered(w, c.read_stamp, c.read2_thread, c.read2_epoch, shared);
+        if (first) race(w, now, slot, c.read_pc, c.read_thread, c.read_stamp, kRead, false);
+        if (second) race(w, now, slot, c.read2_pc, c.read2_thread, c.read_stamp, kRead, false);
+    }
+    if (c.write_stamp != state.stamp || c.write_thread != w->current) c.write_bytes = 0;
+    c.write_stamp = state.stamp;
+    c.write_thread = uint16_t(w->current);
+    c.write_epoch = uint16_t(w->warp[w->current / 32].sync_epoch);
+    c.write_pc = pc32(now.pc);
+    c.write_bytes |= bytes;
+    c.write_atomic = atomic;
+}
+
+void check_races(Worker* w, const Place& place, const Access& now) {
+    Allocation& a = *place.array;
+    unsigned shift = a.granule_shift;
+    if (!a.cells) {
+        Busy busy(w);
+        size_t room = place.slot >= 0 ? kSharedLimit : a.size;  // a shared slot serves arrays of any size
+        a.cells_bytes = ((room >> shift) + 2) * sizeof(Cell);
+        a.cells = (Cell*)map_pages(a.cells_bytes);
+        if (!a.cells) return;
+    }
+    size_t first = place.offset >> shift, last = (place.offset + now.bytes - 1) >> shift;
+    size_t granule = size_t(1) << shift;
+    for (size_t k = first; k <= last; k++) {
+        size_t lo = k == first ? place.offset & (granule - 1) : 0;
+        size_t hi = k == last ? ((place.offset + now.bytes - 1) & (granule - 1)) + 1 : granule;
+        check_cell(w, a.cells[k], now, uint8_t(((1u << hi) - 1) & ~((1u << lo) - 1)), place.slot);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- counters
+AccessSite* site_for(Worker* w, const Access& now, bool shared) {
+    uint32_t pc = pc32(now.pc);
+    uint32_t h = (pc * 2654435761u) >> 20;
+    for (;; h++) {
+        uint32_t& entry = state.site_of[h % (kMaxSites * 4)];
+        if (!entry) {
+            if (state.n_sites == kMaxSites) return nullptr;
+            Busy busy(w);
+            AccessSite& site = state.sites[state.n_sites];
+            site.counters = SiteCounters{};
+            site.counters.pc = uint64_t(now.pc);
+            site.counters.access = now.flags;
+            site.counters.shared = shared;
+            site.counted_accesses = 0;
+            memset(site.used, 0, sizeof site.used);
+            entry = ++state.n_sites;
+        }
+        AccessSite& site = state.sites[entry - 1];
+        if (site.counters.pc == uint64_t(now.pc) && site.counters.access == now.flags) return &site;
+    }
+}
+
+// The warp's request that this access belongs to: the lanes' k-th executions of one access form the k-th request.
+Request* request_for(Worker* w, AccessSite* site) {
+    uint32_t number = uint32_t(site - state.sites), tag = (state.epoch & ((1u << kEpochBits) - 1)) << 20;
+    uint32_t& slot = state.occurrences[size_t(w->current) * kMaxSites + number];
+    if ((slot & ~0xFFFFFu) != tag) slot = tag;
+    uint32_t k = slot & 0xFFFFF;
+    if (k >= kMaxOccurrences) return nullptr;
+    slot++;
+    int warp = w->current / 32;
+    if (k >= site->used[warp]) {
+        Array<Request>& requests = site->requests[warp];
+        if (k >= requests.size()) {
+            Busy busy(w);
+            requests.resize(k + 1);
+        }
+        requests[k].n = 0;
+        site->used[warp] = k + 1;
+    }
+    return &site->requests[warp][k];
+}
+
+void add_unit(Request* request, uint32_t unit) {
+    for (uint32_t k = request->n; k-- > 0;)
+        if (request->unit[k] == unit) return;
+    if (request->n < 64) request->unit[request->n++] = unit;
+}
+
+void count_access(Worker* w, const Place& place, const Access& now) {
+    Counters& total = state.counters;
+    bool shared = place.slot >= 0, write = now.flags & kWrite;
+    total.accesses++;
+    if (now.flags & kAtomic) total.atomics++;
+    if (shared) (write ? total.shared_write_bytes : total.shared_read_bytes) += now.bytes;
+    else (write ? total.global_write_bytes : total.global_read_bytes) += now.bytes;
+    AccessSite* site = site_for(w, now, shared);
+    if (!site) return;
+    site->counters.accesses++;
+    site->counters.bytes += now.bytes;
+    Request* request = request_for(w, site);
+    if (!request) {
+        total.estimated = 1;
+        return;
+    }
+    site->counted_accesses++;
+    uint64_t unit = shared ? 4 : 32;
+    uint64_t base = shared ? uint64_t(now.address - w->shared) : uint64_t(now.address);
+    for (uint64_t k = base / unit; k <= (base + now.bytes - 1) / unit; k++) add_unit(request, uint32_t(k));
+}
+
+// Words of one request that share a bank are served one after another: the longest queue, less the turns that
+// this many words need at best.
+uint32_t conflicts_of(const Request& request) {
+    uint8_t queue[32] = {};
+    uint32_t longest = 0;
+    for (uint32_t k = 0; k < request.n; k++) {
+        uint32_t n = ++queue[request.unit[k] % 32];
+        if (n > longest) longest = n;
+    }
+    uint32_t best = (request.n + 31) / 32;
+    return longest > best ? longest - best : 0;
+}
+
+void flush_requests(Worker* w) {
+    for (uint32_t s = 0; s < state.n_sites; s++) {
+        AccessSite& site = state.sites[s];
+        for (int warp = 0; warp < w->warps; warp++) {
+            for (uint32_t k = 0; k < site.used[warp]; k++) {
+                const Request& request = site.requests[warp][k];
+                site.counters.requests++;
+                if (site.counters.shared) site.counters.conflicts += conflicts_of(request);
+                else site.counters.sectors += request.n;
+            }
+            site.used[warp] = 0;
+        }
+    }
+    state.epoch++;
+}
+
+void sum_sites() {
+    Counters& total = state.counters;
+    for (uint32_t s = 0; s < state.n_sites; s++) {
+        AccessSite& site = state.sites[s];
+        SiteCounters& c = site.counters;
+        if (site.counted_accesses && site.counted_accesses < c.accesses) {  // a long loop: scale what was counted
+            double scale = double(c.accesses) / double(site.counted_accesses);
+            c.sectors = uint64_t(double(c.sectors) * scale);
+            c.requests = uint64_t(double(c.requests) * scale);
+            c.conflicts = uint64_t(double(c.conflicts) * scale);
+        }
+        if (c.shared) {
+            total.shared_requests += c.requests;
+            total.bank_conflicts += c.conflicts;
+        } else if (c.access & kWrite) {
+            total.global_write_sectors += c.sectors;
+            total.global_write_requests += c.requests;
+        } else {
+            total.global_read_sectors += c.sectors;
+            total.global_read_requests += c.requests;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- every access
+void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
+    Worker* w = self;
+    if (!w || !w->running || bytes == 0) return;
+    if (state.pending.active) settle(w);
+    Place place;
+    char* p = (char*)address;
+    if (!locate(w, p, bytes, flags, pc, &place)) return;
+    if (bytes <= 16 && (uintptr_t(p) & (bytes - 1))) stop(kMisaligned, pc, p, bytes, flags, place.slot);
+    Access now = {pc, p, bytes, flags};
+    check_written(w, place, p, bytes, flags, pc);
+    check_races(w, place, now);
+    count_access(w, place, now);
+    if (state.trace_limit && state.trace.size() < state.trace_limit) {
+        Busy busy(w);
+        state.trace.push({uint64_t(p), uint64_t(pc), w->block_number, uint32_t(w->current), uint32_t(bytes), flags,
+                          place.slot});
+    }
+}
+
+// An atomic operation publishes what was written before a fence, and shows what others published.
+void synchronise(Worker* w) {
+    if (!w || !w->running) return;
+    state.acquired = true;
+    if (state.fenced[w->current]) state.blocks[state.blocks.size() - 1].published_stamp = state.stamp;
+}
+
+void atomic_access(volatile void* address, size_t bytes, uint32_t flags, const void* pc) {
+    access((void*)address, bytes, flags | kAtomic, pc);
+    synchronise(self);
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------- told by the scheduler
+void checks_begin(Worker* w) {
+    if (!state.sites) {
+        state.sites = (AccessSite*)calloc(kMaxSites, sizeof(AccessSite));
+        state.occurrences = (uint32_t*)map_pages(size_t(kMaxThreads) * kMaxSites * sizeof(uint32_t));
+        if (!state.sites || !state.occurrences) abort();
+    }
+    state.launch = w->launch;
+    state.launch_stamp = ++state.stamp;
+    state.blocks.clear();
+    state.pending.active = false;
+    state.counters = Counters{};
+    state.n_sites = 0;
+    memset(state.site_of, 0, sizeof state.site_of);
+    state.trace.clear();
+    state.epoch++;
+}
+
+void checks_block(Worker* w) {
+    state.block_stamp = ++state.stamp;
+    state.acquired = false;
+    memset(state.fenced, 0, sizeof state.fenced);
+    Busy busy(w);
+    flush_requests(w);
+    state.blocks.push({state.stamp, 0});
+}
+
+void checks_barrier(Worker* w) {
+    if (state.pending.active) settle(w);
+    state.stamp++;
+    state.counters.barriers++;
+    flush_requests(w);
+}
+
+void checks_thread_switch(Worker* w) {
+    if (state.pending.active) settle(w);
+}
+
+void checks_thread_start(Worker* w) { state.fenced[w->current] = false; }
+
+void checks_shared_region(Worker* w, int slot, size_t item) {
+    Busy busy(w);
+    Allocation& a = w->shared_region[slot];
+    unsigned shift = item >= 4 ? 2 : item == 2 ? 1 : 0;
+    if (a.cells && shift != a.granule_shift) {
+        unmap_pages(a.cells, a.cells_bytes);
+        a.cells = nullptr;
+    }
+    a.granule_shift = shift;
+    if (!a.written) {
+        a.written_bytes = kSharedLimit + 16;
+        a.written = (uint8_t*)map_pages(a.written_bytes);
+        if (!a.written) abort();
+    }
+    memset(a.written, 0, a.size);
+}
+
+void checks_end(Worker* w, Counters* out) {
+    flush_requests(w);
+    sum_sites();
+    *out = state.counters;
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+// ------------------------------------------------------------------------------ what the compiler's calls end up in
+EMU_API void emu_yield();
+#define PC __builtin_return_address(0)
+#define ACCESS(n)                                                                              \
+    EMU_API void __tsan_read##n(void* p) { access(p, n, kRead, PC); }                          \
+    EMU_API void __tsan_write##n(void* p) { access(p, n, kWrite, PC); }                        \
+    EMU_API void __tsan_unaligned_read##n(void* p) { access(p, n, kRead, PC); }                \
+    EMU_API void __tsan_unaligned_write##n(void* p) { access(p, n, kWrite, PC); }              \
+    EMU_API void __tsan_volatile_read##n(void* p) { access(p, n, kRead, PC); emu_yield(); }    \
+    EMU_API void __tsan_volatile_write##n(void* p) { access(p, n, kWrite, PC); }               \
+    EMU_API void __tsan_unaligned_volatile_read##n(void* p) { access(p, n, kRead, PC); }       \
+    EMU_API void __tsan_unaligned_volatile_write##n(void* p) { access(p, n, kWrite, PC); }     \
+    EMU_API void __tsan_read_write##n(void* p) {                                               \
+        access(p, n, kRead, PC);                                                               \
+        access(p, n, kWrite, PC);                                                              \
+    }                                                                                          \
+    EMU_API void __tsan_unaligned_read_write##n(void* p) {                                     \
+        access(p, n, kRead, PC);                                                               \
+        access(p, n, kWrite, PC);                                                              \
+    }
+
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+
+EMU_API void __tsan_read_range(void* p, size_t n) { access(p, n, kRead, PC); }
+EMU_API void __tsan_write_range(void* p, size_t n) { access(p, n, kWrite, PC); }
+EMU_API void __tsan_init() {}
+EMU_API void __tsan_func_entry(void*) {}
+EMU_API void __tsan_func_exit() {}
+EMU_API void __tsan_vptr_update(void**, void*) {}
+EMU_API void __tsan_vptr_read(void**) {}
+
+EMU_API void* __tsan_memcpy(void* to, const void* from, size_t n) {
+    access((void*)from, n, kRead, PC);
+    access(to, n, kWrite, PC);
+    return memcpy(to, from, n);
+}
+EMU_API void* __tsan_memmove(void* to, const void* from, size_t n) {
+    access((void*)from, n, kRead, PC);
+    access(to, n, kWrite, PC);
+    return memmove(to, from, n);
+}
+EMU_API void* __tsan_memset(void* to, int value, size_t n) {
+    access(to, n, kWrite, PC);
+    return memset(to, value, n);
+}
+
+// Atomic operations that the compiler has no built-in for.
+#define ATOMIC_UPDATE(name, type, result)                      \
+    EMU_API type emu_atomic_##name(type* p, type v) {          \
+        atomic_access(p, sizeof(type), kWrite, PC);            \
+        type old = *p;                                         \
+        *p = (type)(result);                                    \
+        return old;                                            \
+    }
+ATOMIC_UPDATE(add_float, float, old + v)
+ATOMIC_UPDATE(add_double, double, old + v)
+ATOMIC_UPDATE(min_int, int, old < v ? old : v)
+ATOMIC_UPDATE(max_int, int, old < v ? v : old)
+ATOMIC_UPDATE(min_uint, unsigned, old < v ? old : v)
+ATOMIC_UPDATE(max_uint, unsigned, old < v ? v : old)
+ATOMIC_UPDATE(min_long, long long, old < v ? old : v)
+ATOMIC_UPDATE(max_long, long long, old < v ? v : old)
+ATOMIC_UPDATE(min_ulong, unsigned long long, old < v ? old : v)
+ATOMIC_UPDATE(max_ulong, unsigned long long, old < v ? v : old)
+ATOMIC_UPDATE(inc_uint, unsigned, old >= v ? 0 : old + 1)
+ATOMIC_UPDATE(dec_uint, unsigned, old == 0 || old > v ? v : old - 1)
+
+// __threadfence and __threadfence_block.
+EMU_API void emu_fence() {
+    Worker* w = self;
+    if (w && w->running && w->launch->full) state.fenced[w->current] = true;
+}
+
+#define ATOMIC(bits, type)                                                                                        \
+    EMU_API type __tsan_atomic##bits##_load(const volatile type* p, int) {                                        \
+        atomic_access((volatile void*)p, sizeof(type), kRead, PC);                                                \
+        return *p;                                                                                                \
+    }                                                                                                             \
+    EMU_API void __tsan_atomic##bits##_store(volatile type* p, type v, int) {                                     \
+        access((void*)p, sizeof(type), kWrite, PC); /* a store does not read */                                   \
+        *p = v;                                                                                                   \
+        synchronise(self);                                                                                        \
+    }                                                                                                             \
+    EMU_API type __tsan_atomic##bits##_exchange(volatile type* p, type v, int) {                                  \
+        atomic_access(p, sizeof(type), kWrite, PC);                                                               \
+        type old = *p;                                                                                            \
+        *p = v;                                                                                                   \
+        return old;                                                                                               \
+    }                                                                                                             \
+    FETCH(bits, type, add, old + v)                                                                               \
+    FETCH(bits, type, sub, old - v)                                                                               \
+    FETCH(bits, type, and, old& v)                                                                                \
+    FETCH(bits, type, or, old | v)                                                                                \
+    FETCH(bits, type, xor, old ^ v)                                                                               \
+    EMU_API int __tsan_atomic##bits##_compare_exchange_strong(volatile type* p, type* expected, type v, int, int) { \
+        atomic_access(p, sizeof(type), kWrite, PC);                                                               \
+        type old = *p;                                                                                            \
+        if (old == *expected) {                                                                                   \
+            *p = v;                                                                                               \
+            return 1;                                                                                             \
+        }                                                                                                         \
+        *expected = old;                                                                                          \
+        return 0;                                                                                                 \
+    }                                                                                                             \
+    EMU_API int __tsan_atomic##bits##_compare_exchange_weak(volatile type* p, type* expected, type v, int s, int f) { \
+        atomic_access(p, sizeof(type), kWrite, PC);                                                               \
+        type old = *p;                                                                                            \
+        if (old == *expected) {                                                                                   \
+            *p = v;                                                                                               \
+            return 1;                                                                                             \
+        }                                                                                                         \
+        *expected = old;                                                                                          \
+        (void)s, (void)f;                                                                                         \
+        return 0;                                                                                                 \
+    }                                                                                                             \
+    EMU_API type __tsan_atomic##bits##_compare_exchange_val(volatile type* p, type c, type v, int, int) {         \
+        atomic_access(p, sizeof(type), kWrite, PC);                                                               \
+        type old = *p;                                                                                            \
+        if (old == c) *p = v;                                                                                     \
+        return old;                                                                                               \
+    }
+#define FETCH(bits, type, name, result)                                                 \
+    EMU_API type __tsan_atomic##bits##_fetch_##name(volatile type* p, type v, int) {    \
+        atomic_access(p, sizeof(type), kWrite, PC);                                     \
+        type old = *p;                                                                  \
+        *p = type(result);                                                              \
+        return old;                                                                     \
+    }
+ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
+EMU_API void __tsan_atomic_thread_fence(int) { emu_fence(); }
+EMU_API void __tsan_atomic_signal_fence(int) {}
+
+// --------------------------------------------------------------------------------------------------- read by Python
+EMU_API int emu_site(int k, SiteCounters* out) {
+    if (uint32_t(k) >= state.n_sites) return 0;
+    *out = state.sites[k].counters;
+    return 1;
+}
+EMU_API void emu_set_trace(size_t limit) {
+    state.trace_limit = limit;
+    state.trace.clear();
+}
+EMU_API size_t emu_trace(TraceEntry* out, size_t room) {
+    size_t n = state.trace.size() < room ? state.trace.size() : room;
+    if (n) memcpy(out, &state.trace[0], n * sizeof(TraceEntry));
+    return state.trace.size();
+}
+EMU_API void* emu_nearest(const void* p, uint64_t* base, uint64_t* bytes) {
+    Allocation* a = nearest(p);
+    if (!a) return nullptr;
+    *base = uint64_t(a->base);
+    *bytes = a->size;
+    return a->base;
+}

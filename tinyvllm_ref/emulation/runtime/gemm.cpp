@@ -1,0 +1,486 @@
+// C = alpha op(A) op(B) + beta C as cublasGemmEx computes it: column-major; BF16, F16 or F32 in and out;
+// products and sums in float32.
+//
+// An output is the dot product of a row of op(A) with a column of op(B). The order in which its products are
+// added is fixed (gemm_kernel.h): it does not depend on m, n, the batch or the number of threads, so a row gives
+// the same bits alone and in a batch.
+//
+// The smaller operand is converted to float32 a panel at a time and stays in the cache ("resident"); the rows of
+// the larger one stream past it, converted NR rows and kBlockK columns at a time. Neither is ever expanded whole.
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+namespace {
+
+enum { kF32 = 0, kF16 = 2, kBf16 = 14 };       // cudaDataType
+constexpr int kLanes = 16;
+constexpr long kBlockK = 1024;                 // part of the fixed order of the sums
+constexpr long kPanelRows = 120;               // resident rows at a time: a multiple of every MR
+constexpr size_t kPanelBytes = 1024 << 10;      // a panel of all k is kept where it fits into this
+constexpr long kStreamRows = 256;              // streamed rows that share a panel of one kBlockK
+constexpr long kWorkPerThread = 1 << 20;       // multiply-adds that are worth a thread
+constexpr long kTasksPerThread = 8;
+constexpr int kMaxThreads = 64;
+constexpr int kMaxNR = 4;
+
+inline float bits_to_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+inline float bf16_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
+
+inline uint16_t float_to_bf16(float f) {
+    uint32_t u = float_to_bits(f);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return uint16_t(u >> 16 | 0x40);  // a NaN stays one
+    return uint16_t((u + 0x7FFFu + (u >> 16 & 1)) >> 16);                  // to nearest, ties to even
+}
+
+inline float f16_to_float(uint16_t h) {
+    uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+    if (exponent == 31) return bits_to_float(sign | 0x7F800000u | fraction << 13);
+    if (exponent == 0) {
+        float f = float(fraction) * (1.0f / 16777216.0f);                  // subnormal: units of 2^-24
+        return sign ? -f : f;
+    }
+    return bits_to_float(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+inline uint16_t float_to_f16(float f) {
+    uint32_t u = float_to_bits(f), sign = u >> 16 & 0x8000, a = u & 0x7FFFFFFFu;
+    if (a > 0x7F800000u) return uint16_t(sign | 0x7E00);
+    if (a >= 0x477FF000u) return uint16_t(sign | 0x7C00);                  // rounds to 2^16 or more: infinity
+    if (a < 0x38800000u) {                                                 // below 2^-14: subnormal or zero
+        // Adding 0.5 leaves the result in units of 2^-24 in the low bits, rounded by the addition itself.
+        uint32_t r = float_to_bits(bits_to_float(a) + 0.5f) - 0x3F000000u;
+        return uint16_t(sign | r);
+    }
+    return uint16_t(sign | (a - 0x38000000u + 0xFFFu + (a >> 13 & 1)) >> 13);
+}
+
+typedef void (*Convert)(const void* from, int type, float* to, long n);
+typedef void (*Rows)(const float* x, ptrdiff_t ldx, long count, const void* const* w, long k, float* out,
+                     ptrdiff_t ldo, bool first);
+struct Kernels {
+    int mr, nr;
+    Convert convert;
+    Rows f32, bf16, f16;
+};
+
+// ---------------------------------------------------------------- instruction sets
+
+#if defined(__x86_64__)
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+namespace avx512 {
+AVX512 inline __m512 zero() { return _mm512_setzero_ps(); }
+AVX512 inline __m512 load_f32(const float* p) { return _mm512_loadu_ps(p); }
+AVX512 inline __m512 load_bf16(const uint16_t* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+AVX512 inline __m512 load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+AVX512 inline void store(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
+AVX512 inline __m512 fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+AVX512 inline __m128 to4(__m512 v) {
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+AVX512 inline void sum4(__m512 a, __m512 b, __m512 c, __m512 d, float* out) {
+    _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(to4(a), to4(b)), _mm_hadd_ps(to4(c), to4(d))));
+}
+}  // namespace avx512
+#define KERNEL_NAMESPACE avx512
+#define TARGET AVX512
+#define V __m512
+#define MR 6
+#define NR 4
+#include "gemm_kernel.h"
+
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+namespace avx2 {
+struct Vector {
+    __m256 lo, hi;
+};
+AVX2 inline Vector zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+AVX2 inline Vector load_f32(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+AVX2 inline __m256 half_bf16(const uint16_t* p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+AVX2 inline Vector load_bf16(const uint16_t* p) { return {half_bf16(p), half_bf16(p + 8)}; }
+AVX2 inline Vector load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+AVX2 inline void store(float* p, Vector v) {
+    _mm256_storeu_ps(p, v.lo);
+    _mm256_storeu_ps(p + 8, v.hi);
+}
+AVX2 inline Vector fma(Vector a, Vector b, Vector c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+AVX2 inline __m128 to4(Vector v) {
+    __m256 h = _mm256_add_ps(v.lo, v.hi);
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+AVX2 inline void sum4(Vector a, Vector b, Vector c, Vector d, float* out) {
+    _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(to4(a), to4(b)), _mm_hadd_ps(to4(c), to4(d))));
+}
+}  // namespace avx2
+#define KERNEL_NAMESPACE avx2
+#define TARGET AVX2
+#define V Vector
+#define MR 2
+#define NR 2
+#include "gemm_kernel.h"
+
+#endif
+
+// Every processor: four vectors of four, which the compiler maps to SSE2 or NEON. There is a fused multiply-add
+// in every arm64 processor and in no SSE2 one; either way all blocks use the same.
+namespace plain {
+typedef float Quad __attribute__((vector_size(16)));
+struct Vector {
+    Quad q[4];
+};
+inline Vector zero() { return {}; }
+inline Vector load_f32(const float* p) {
+    Vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+inline Vector load_bf16(const uint16_t* p) {
+    Vector v;
+    for (int q = 0; q < 4; q++) {
+        uint32_t bits[4] = {uint32_t(p[4 * q]) << 16, uint32_t(p[4 * q + 1]) << 16,
+                            uint32_t(p[4 * q + 2]) << 16, uint32_t(p[4 * q + 3]) << 16};
+        memcpy(&v.q[q], bits, sizeof bits);
+    }
+    return v;
+}
+inline Vector load_f16(const uint16_t* p) {
+    float f[kLanes];
+    for (int l = 0; l < kLanes; l++) f[l] = f16_to_float(p[l]);
+    return load_f32(f);
+}
+inline void store(float* p, Vector v) { memcpy(p, &v, sizeof v); }
+inline Vector fma(Vector a, Vector b, Vector c) {
+    UNROLL for (int q = 0; q < 4; q++) {
+#if defined(__aarch64__)
+        c.q[q] = (Quad)vfmaq_f32((float32x4_t)c.q[q], (float32x4_t)a.q[q], (float32x4_t)b.q[q]);
+#else
+        c.q[q] += a.q[q] * b.q[q];
+#endif
+    }
+    return c;
+}
+inline float sum(Vector v) {
+    Quad s = (v.q[0] + v.q[2]) + (v.q[1] + v.q[3]);
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+inline void sum4(Vector a, Vector b, Vector c, Vector d, float* out) {
+    out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+}
+}  // namespace plain
+#define KERNEL_NAMESPACE plain
+#define TARGET
+#define V Vector
+#if defined(__aarch64__)
+#define MR 3
+#define NR 2
+#else
+#define MR 1
+#define NR 2
+#endif
+#include "gemm_kernel.h"
+
+#if defined(__x86_64__)
+// What processor and system support: asked directly, because not every compiler's library has
+// __builtin_cpu_supports.
+int best_level() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 1;
+    const unsigned fma_bit = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+    if ((c & (fma_bit | osxsave | avx | f16c)) != (fma_bit | osxsave | avx | f16c)) return 1;
+    unsigned saved, high;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b >> 5 & 1)) return 1;
+    const unsigned f512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+    return (saved & 0xE6) == 0xE6 && (b & f512) == f512 ? 3 : 2;
+}
+#else
+int best_level() { return 1; }
+#endif
+
+int forced_level = 0;
+
+int level() {
+    static int best = 0;  // no guarded initialisation: there is no C++ library behind it, and it is idempotent
+    if (best == 0) best = best_level();
+    return forced_level && forced_level < best ? forced_level : best;
+}
+
+const Kernels& select_kernels() {
+#if defined(__x86_64__)
+    if (level() == 3) return avx512::kernels;
+    if (level() == 2) return avx2::kernels;
+#endif
+    return plain::kernels;
+}
+
+// ---------------------------------------------------------------- blocking
+
+// One operand as rows of k: element (i, k) lies at data[(i * row + k * col)].
+struct Operand {
+    const char* data;
+    int type;
+    long count;                // rows
+    ptrdiff_t row, col;        // strides in elements
+    long long batch_stride;
+
+    size_t item() const { return type == kF32 ? 4 : 2; }
+    const char* at(long i, long k) const { return data + (i * row + k * col) * ptrdiff_t(item()); }
+    float value(long i, long k) const {
+        const char* p = at(i, k);
+        if (type == kF32) return *(const float*)p;
+        uint16_t h = *(const uint16_t*)p;
+        return type == kBf16 ? bf16_to_float(h) : f16_to_float(h);
+    }
+};
+
+struct Problem {
+    const Kernels* kernels;
+    Operand resident, streamed;
+    long k;
+    float alpha, beta;
+    char* c;
+    int c_type;
+    ptrdiff_t c_resident, c_streamed;  // strides of C along the two operands' rows, in elements
+    long long c_batch_stride;
+    long batch;
+};
+
+// The work is cut into tasks, (batch, resident panel, chunk of streamed rows), which the threads take in turn: a
+// core that is slower, or busy with something else, takes fewer.
+struct Job {
+    const Problem* problem;
+    long panels, chunk, chunks;      // panels of resident rows; streamed rows of a chunk; chunks
+    long next;                       // the first task that no thread has taken
+    bool out_of_memory;
+};
+
+long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
+// Rows i.. of columns k.. as float, each row zero up to the next 16.
+void pack(const Kernels& kernels, const Operand& x, long i, long rows, long k, long width, float* to,
+          ptrdiff_t ld) {
+    if (x.col == 1) {
+        for (long r = 0; r < rows; r++) kernels.convert(x.at(i + r, k), x.type, to + r * ld, width);
+    } else {
+        for (long p = 0; p < width; p++) {
+            for (long r = 0; r < rows; r++) to[r * ld + p] = x.value(i + r, k + p);
+        }
+    }
+    size_t rest = size_t(round_up(width, kLanes) - width) * sizeof(float);
+    for (long r = 0; r < rows; r++) memset(to + r * ld + width, 0, rest);
+}
+
+// C = alpha * sums + beta * C for some rows of both operands; sums is [resident row][streamed row].
+void write_out(const Problem& g, char* c, long resident, long rows, long streamed, long count,
+               const float* sums, ptrdiff_t ld) {
+    const size_t item = g.c_type == kF32 ? 4 : 2;
+    for (long r = 0; r < rows; r++) {
+        for (long j = 0; j < count; j++) {
+            char* p = c + ((resident + r) * g.c_resident + (streamed + j) * g.c_streamed) * ptrdiff_t(item);
+            float value = g.alpha * sums[r * ld + j];
+            if (g.c_type == kF32) {
+                if (g.beta != 0) value += g.beta * *(float*)p;
+                *(float*)p = value;
+            } else {
+                uint16_t* h = (uint16_t*)p;
+                bool bf16 = g.c_type == kBf16;
+                if (g.beta != 0) value += g.beta * (bf16 ? bf16_to_float(*h) : f16_to_float(*h));
+                *h = bf16 ? float_to_bf16(value) : float_to_f16(value);
+            }
+        }
+    }
+}
+
+// Memory of one thread.
+struct Scratch {
+    float* panel;    // resident rows
+    float* packed;   // NR streamed rows of one kBlockK
+    float* sums;     // [kPanelRows][kStreamRows]
+};
+
+constexpr ptrdiff_t kPackedLd = kBlockK + kLanes;  // not a power of two: rows must not share cache sets
+constexpr ptrdiff_t kSumsLd = kStreamRows + kLanes;
+
+bool panel_holds_all(const Problem& g, long rows) {
+    return size_t(rows) * size_t(round_up(g.k, kLanes) + kLanes) * sizeof(float) <= kPanelBytes;
+}
+
+// The sums of `rows` resident rows from `i` with `count` streamed rows from `s`, for all k.
+void tile(const Problem& g, const Operand& resident, const Operand& streamed, long i, long rows, long s,
+          long count, const Scratch& m) {
+    const Kernels& kernels = *g.kernels;
+    const bool whole = panel_holds_all(g, rows);
+    const ptrdiff_t ld = whole ? round_up(g.k, kLanes) + kLanes : kPackedLd;
+    // With two blocks or fewer, converting streamed rows as they are used is cheaper than storing them first.
+    const bool direct = rows <= 4 * kernels.mr && streamed.col == 1;
+    for (long k = 0; k < g.k; k += kBlockK) {
+        const long width = g.k - k < kBlockK ? g.k - k : kBlockK;
+        if (!whole) pack(kernels, resident, i, rows, k, width, m.panel, ld);
+        const float* x = whole ? m.panel + k : m.panel;
+        for (long j = 0; j < count; j += kernels.nr) {
+            const long n = count - j < kernels.nr ? count - j : kernels.nr;
+            const void* w[kMaxNR];
+            if (!direct) pack(kernels, streamed, s + j, n, k, width, m.packed, kPackedLd);
+            // A block has always NR rows: the last one stands in for those that are not there.
+            for (long q = 0; q < kernels.nr; q++) {
+                const long row = q < n ? q : n - 1;
+                w[q] = direct ? (const void*)streamed.at(s + j + row, k) : m.packed + row * kPackedLd;
+            }
+            Rows run = !direct || streamed.type == kF32 ? kernels.f32
+                       : streamed.type == kBf16         ? kernels.bf16
+                                                        : kernels.f16;
+            run(x, ld, rows, w, direct ? width : round_up(width, kLanes), m.sums + j, kSumsLd, k == 0);
+        }
+    }
+}
+
+// One task. *packed_panel says which (batch, panel) the thread's resident rows are of, where they hold all k.
+void multiply(const Job& job, long task, const Scratch& m, long* packed_panel) {
+    const Problem& g = *job.problem;
+    const long from = task % job.chunks * job.chunk, panel = task / job.chunks;
+    const long batch = panel / job.panels, i = panel % job.panels * kPanelRows;
+    Operand resident = g.resident, streamed = g.streamed;
+    resident.data += batch * resident.batch_stride * (long long)resident.item();
+    streamed.data += batch * streamed.batch_stride * (long long)streamed.item();
+    char* c = g.c + batch * g.c_batch_stride * (g.c_type == kF32 ? 4 : 2);
+    const long rows = resident.count - i < kPanelRows ? resident.count - i : kPanelRows;
+    const bool whole = panel_holds_all(g, rows);
+    if (whole && *packed_panel != panel) {
+        pack(*g.kernels, resident, i, rows, 0, g.k, m.panel, round_up(g.k, kLanes) + kLanes);
+        *packed_panel = panel;
+    }
+    const long to = from + job.chunk < streamed.count ? from + job.chunk : streamed.count;
+    const long step = whole ? g.kernels->nr : kStreamRows;
+    for (long s = from; s < to; s += step) {
+        const long count = to - s < step ? to - s : step;
+        tile(g, resident, streamed, i, rows, s, count, m);
+        write_out(g, c, i, rows, s, count, m.sums, kSumsLd);
+    }
+}
+
+void* run_job(void* argument) {
+    Job& job = *(Job*)argument;
+    constexpr size_t least = size_t(kPanelRows * kPackedLd);
+    constexpr size_t panel_floats = kPanelBytes / sizeof(float) > least ? kPanelBytes / sizeof(float) : least;
+    constexpr size_t packed_floats = size_t(kMaxNR * kPackedLd), sums_floats = size_t(kPanelRows * kSumsLd);
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 4096, (panel_floats + packed_floats + sums_floats) * sizeof(float)) != 0) {
+        job.out_of_memory = true;
+        return nullptr;
+    }
+    Scratch m;
+    m.panel = (float*)memory;
+    m.packed = m.panel + panel_floats;
+    m.sums = m.packed + packed_floats;
+    if (job.problem->k == 0) memset(m.sums, 0, sums_floats * sizeof(float));
+    const long tasks = job.problem->batch * job.panels * job.chunks;
+    long packed_panel = -1;
+    for (;;) {
+        const long task = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+        if (task >= tasks) break;
+        multiply(job, task, m, &packed_panel);
+    }
+    free(memory);
+    return nullptr;
+}
+
+// True unless memory ran out.
+bool run(const Problem& g, int threads) {
+    const double work = double(g.resident.count) * double(g.streamed.count) * double(g.k) * double(g.batch);
+    if (threads > kMaxThreads) threads = kMaxThreads;
+    if (threads > work / kWorkPerThread) threads = int(work / kWorkPerThread);
+    Job job;
+    job.problem = &g;
+    job.panels = (g.resident.count + kPanelRows - 1) / kPanelRows;
+    const long others = g.batch * job.panels, wanted = threads * kTasksPerThread;
+    const long pieces = threads <= 1 || others >= wanted ? 1 : (wanted + others - 1) / others;
+    job.chunk = round_up((g.streamed.count + pieces - 1) / pieces, kLanes);
+    job.chunks = (g.streamed.count + job.chunk - 1) / job.chunk;
+    job.next = 0;
+    job.out_of_memory = false;
+    if (threads > others * job.chunks) threads = int(others * job.chunks);
+    pthread_t helpers[kMaxThreads];
+    int started = 0;
+    while (started < threads - 1 && pthread_create(&helpers[started], nullptr, run_job, &job) == 0) started++;
+    run_job(&job);
+    for (int t = 0; t < started; t++) pthread_join(helpers[t], nullptr);
+    return !job.out_of_memory;
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// C = alpha op(A) op(B) + beta C for each of `batch`; column-major, strides and leading dimensions in elements.
+// trans_*: 0 as stored, 1 transposed. Types: 0 F32, 2 F16, 14 BF16. Where alpha or k is 0, A and B are not read;
+// where beta is 0, C is not. 0 on success, 2 when there is no memory to work in. All ranges must be valid.
+API int emu_gemm(int trans_a, int trans_b, long m, long n, long k, float alpha, const void* a, int a_type,
+                 long lda, long long stride_a, const void* b, int b_type, long ldb, long long stride_b,
+                 float beta, void* c, int c_type, long ldc, long long stride_c, long batch, int threads) {
+    if (m <= 0 || n <= 0 || batch <= 0) return 0;
+    Problem g;
+    g.kernels = &select_kernels();
+    g.k = alpha == 0 ? 0 : k;
+    g.alpha = alpha;
+    g.beta = beta;
+    g.c = (char*)c;
+    g.c_type = c_type;
+    g.c_batch_stride = stride_c;
+    g.batch = batch;
+    const Operand rows_a = {(const char*)a, a_type, m, trans_a ? lda : 1, trans_a ? 1 : lda, stride_a};
+    const Operand rows_b = {(const char*)b, b_type, n, trans_b ? 1 : ldb, trans_b ? ldb : 1, stride_b};
+    const bool a_streams = m >= n;
+    g.streamed = a_streams ? rows_a : rows_b;
+    g.resident = a_streams ? rows_b : rows_a;
+    g.c_streamed = a_streams ? 1 : ldc;
+    g.c_resident = a_streams ? ldc : 1;
+    return run(g, threads) ? 0 : 2;
+}
+
+// Which instructions emu_gemm uses: 1 those of every processor, 2 AVX2, 3 AVX-512. A `wanted` above 0 sets an
+// upper limit (for tests), 0 removes it, below 0 only asks.
+API int emu_gemm_level(int wanted) {
+    if (wanted >= 0) forced_level = wanted;
+    return level();
+}

@@ -1,0 +1,287 @@
+// A launch: its blocks, taken by number by the calling thread and, in fast mode, by one helper a core.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "signals.h"
+#include "watchdog.h"
+
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+EMU_TLS __thread emu::Uint3 threadIdx;
+EMU_TLS __thread emu::Uint3 blockIdx;
+EMU_TLS __thread emu::Uint3 blockDim;
+EMU_TLS __thread emu::Uint3 gridDim;
+
+namespace emu {
+
+__thread Worker* self __attribute__((tls_model("initial-exec")));
+
+namespace {
+
+constexpr size_t kSharedArena = kSharedStride * (kMaxShared + 1);
+constexpr uint64_t kInlineThreads = 8192;  // launches smaller than this are not worth waking another core
+
+void make_worker(Worker* w) {
+    w->stacks = (char*)mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    w->shared = (char*)mmap(nullptr, kSharedArena, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (w->stacks == MAP_FAILED || w->shared == MAP_FAILED) abort();
+    size_t page = size_t(sysconf(_SC_PAGESIZE));
+    for (int k = 0; k < kMaxThreads; k++) mprotect(w->stacks + k * kStack, page, PROT_NONE);
+    mprotect(w->shared + kSharedArena - page, page, PROT_NONE);
+    mprotect(w->shared + kSharedStride - page, page, PROT_NONE);  // fast mode's arena ends here
+}
+
+Worker* this_worker() {
+    if (!self) {
+        void* p = nullptr;
+        if (posix_memalign(&p, 64, sizeof(Worker)) != 0) abort();
+        memset(p, 0, sizeof(Worker));
+        make_worker((Worker*)p);
+        self = (Worker*)p;
+    }
+    return self;
+}
+
+void fill_index(Worker* w, Uint3 dim) {
+    if (w->index_of.x == dim.x && w->index_of.y == dim.y && w->index_of.z == dim.z) return;
+    w->index_of = dim;
+    int t = 0;
+    for (unsigned z = 0; z < dim.z; z++)
+        for (unsigned y = 0; y < dim.y; y++)
+            for (unsigned x = 0; x < dim.x; x++) w->index[t++] = {x, y, z};
+}
+
+// Run blocks until none is left or a worker has failed.
+void run_blocks(Worker* w, Launch* launch) {
+    w->launch = launch;
+    w->threads = int(launch->block.x * launch->block.y * launch->block.z);
+    w->warps = (w->threads + 31) / 32;
+    w->fault = Fault{};
+    w->fault.shared_slot = -1;
+    w->timed_out = 0;
+    w->busy = 0;
+    w->warned_exit = false;
+    blockDim = launch->block;
+    gridDim = launch->grid;
+    fill_index(w, launch->block);
+    if (sigsetjmp(w->escape, 1) == 0) {
+        w->running = 1;
+        while (!__atomic_load_n(&launch->stop, __ATOMIC_RELAXED)) {
+            uint64_t k = __atomic_fetch_add(&launch->next_block, 1, __ATOMIC_RELAXED);
+            if (k >= launch->blocks) break;
+            run_block(w, k);
+        }
+        w->running = 0;
+    } else {
+        w->running = 0;
+        w->n_stacks = w->n_idle = 0;  // their threads stopped half-way: start each stack anew
+        __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
+        hurry_watch(0.5);  // the others finish their blocks, unless one never does
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- worker pool
+struct Pool {
+    Mutex mutex;
+    pthread_cond_t start = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
+    int n_threads = 0, working = 0;
+    uint64_t generation = 0;
+    Launch* launch = nullptr;
+    Fault fault;
+} pool;
+int wanted_workers = 0;  // 0: one a core
+
+void* pool_thread(void*) {
+    block_all_signals();
+    unblock_our_signals();
+    AlternateStack stack;
+    Worker* w = this_worker();
+    uint64_t seen = 0;
+    for (;;) {
+        pool.mutex.lock();
+        while (pool.generation == seen) pthread_cond_wait(&pool.start, pool.mutex.native());
+        seen = pool.generation;
+        Launch* launch = pool.launch;
+        pool.mutex.unlock();
+        watch_this_thread();
+        run_blocks(w, launch);
+        pool.mutex.lock();
+        if (w->fault.kind && !pool.fault.kind) pool.fault = w->fault;
+        if (--pool.working == 0) pthread_cond_signal(&pool.done);
+        pool.mutex.unlock();
+    }
+    return nullptr;
+}
+
+int cores() {
+    static const int n = int(sysconf(_SC_NPROCESSORS_ONLN));
+    return n < 1 ? 1 : n;
+}
+
+void start_pool(Launch* launch, int helpers) {
+    Hold hold(pool.mutex);
+    while (pool.n_threads < helpers) {
+        pthread_t thread;
+        if (pthread_create(&thread, nullptr, pool_thread, nullptr) != 0) break;
+        pthread_detach(thread);
+        pool.n_threads++;
+    }
+    pool.launch = launch;
+    pool.fault = Fault{};
+    pool.working = pool.n_threads;
+    pool.generation++;
+    pthread_cond_broadcast(&pool.start);
+}
+
+void finish_pool(Fault* fault) {
+    Hold hold(pool.mutex);
+    while (pool.working) pthread_cond_wait(&pool.done, pool.mutex.native());
+    if (!fault->kind) *fault = pool.fault;
+}
+
+Mutex launch_lock;
+
+// A forked child has this thread only: it makes its own helpers when it needs them.
+void after_fork() {
+    pool = Pool();
+    launch_lock = Mutex();
+    reset_watch_after_fork();
+    reset_messages_after_fork();
+}
+
+constexpr size_t kMaxArgumentBytes = 32764, kMaxArguments = 256;  // the card's limit, and describe()'s
+constexpr size_t kFrontSlack = 64;
+
+struct LaunchRequest {
+    void (*entry)(void**);
+    const char* args;           // packed values
+    uint64_t args_bytes;
+    const int32_t* offsets;     // where each argument starts
+    const int32_t* item_sizes;  // of a pointer the bytes of an item, negative where const; else 0
+    uint64_t n_args;
+    const char *image_lo, *image_hi;
+    uint32_t grid[3], block[3];
+    uint64_t dynamic_bytes;
+    int32_t full;
+    double timeout;
+};
+
+alignas(64) char argument_bytes[kMaxArgumentBytes];
+void* arguments[kMaxArguments];
+
+Allocation* pointed_to(const LaunchRequest* request, uint64_t k) {
+    return request->item_sizes[k] ? find(*(void**)arguments[k]) : nullptr;
+}
+
+void prepare_arguments(const LaunchRequest* request) {
+    memcpy(argument_bytes, request->args, request->args_bytes);
+    for (uint64_t k = 0; k < request->n_args; k++) {
+        arguments[k] = argument_bytes + request->offsets[k];
+        Allocation* a = pointed_to(request, k);
+        if (a && request->full) set_granule(*a, unsigned(abs(request->item_sizes[k])));
+    }
+}
+
+// The bytes around an array that no array owns still hold what they were filled with: fast mode's way to see a small overrun.
+bool slack_is_whole(const Allocation& a, const char** where) {
+    const char* front = a.base - a.map_base > ptrdiff_t(kFrontSlack) ? a.base - kFrontSlack : a.map_base;
+    for (const char* p = front; p < a.base; p++)
+        if (*p != char(kSlack)) return *where = p, false;
+    for (const char* p = a.base + a.size; p < a.map_base + a.map_size; p++)
+        if (*p != char(kSlack)) return *where = p, false;
+    return true;
+}
+
+// After a fast launch: what the kernel may have written counts as written, and nothing beside it was.
+void look_after_arguments(const LaunchRequest* request, Fault* fault) {
+    for (uint64_t k = 0; k < request->n_args; k++) {
+        Allocation* a = pointed_to(request, k);
+        if (!a || request->item_sizes[k] < 0) continue;
+        a->initialized = true;
+        const char* where;
+        if (slack_is_whole(*a, &where)) continue;
+        memset((void*)(a->base + a->size), kSlack, size_t(a->map_base + a->map_size - (a->base + a->size)));
+        memset((void*)a->map_base, kSlack, size_t(a->base - a->map_base));
+        if (fault->kind) continue;
+        *fault = Fault{};
+        fault->kind = kSlackOverwritten;
+        fault->shared_slot = -1;
+        fault->access = kWrite;
+        fault->address = uint64_t(where);
+    }
+}
+
+}  // namespace
+}  // namespace emu
+
+using namespace emu;
+
+EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* counters) {
+    Hold hold(launch_lock);
+    *counters = Counters{};
+    static bool fork_handler = (pthread_atfork(nullptr, nullptr, after_fork), true);
+    (void)fork_handler;
+    Launch launch = {};
+    launch.entry = request->entry;
+    if (request->args_bytes > kMaxArgumentBytes || request->n_args > kMaxArguments) {
+        fault->kind = kTrap;
+        return kTrap;
+    }
+    prepare_arguments(request);
+    launch.args = arguments;
+    launch.args_lo = argument_bytes;
+    launch.args_hi = argument_bytes + kMaxArgumentBytes;
+    launch.image_lo = request->image_lo;
+    launch.image_hi = request->image_hi;
+    launch.grid = {request->grid[0], request->grid[1], request->grid[2]};
+    launch.block = {request->block[0], request->block[1], request->block[2]};
+    launch.blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    launch.dynamic_bytes = request->dynamic_bytes;
+    launch.full = request->full != 0;
+    dynamic_shared.bytes = request->dynamic_bytes;
+    dynamic_shared.name = "";
+    clear_messages();
+
+    Worker* w = this_worker();
+    w->launch = &launch;
+    AlternateStack stack;
+    catch_signals();
+    start_watch(request->timeout);
+    watch_this_thread();
+    uint64_t threads = launch.blocks * launch.block.x * launch.block.y * launch.block.z;
+    int helpers = (wanted_workers ? wanted_workers : cores()) - 1;
+    bool parallel = !launch.full && launch.blocks > 1 && threads >= kInlineThreads && helpers > 0;
+    if (launch.full) checks_begin(w);
+    if (parallel) start_pool(&launch, helpers);
+    run_blocks(w, &launch);
+    *fault = w->fault;
+    if (parallel) finish_pool(fault);
+    stop_watch();
+    release_signals();
+    if (launch.full) checks_end(w, counters);
+    else look_after_arguments(request, fault);
+    counters->threads = threads;
+    counters->blocks = launch.blocks;
+    counters->shared_bytes = w->shared_used;
+    counters->n_warnings = int32_t(count_warnings());
+    return fault->kind;
+}
+
+EMU_API void emu_set_workers(int n) { wanted_workers = n; }
+EMU_API int emu_workers() { return wanted_workers ? wanted_workers : cores(); }
+
+// Name, address, size and item size of a __shared__ variable of the last full launch on this thread.
+EMU_API int emu_shared_info(int slot, const char** name, uint64_t* base, uint64_t* bytes, uint64_t* item) {
+    Worker* w = self;
+    if (!w || slot < 0 || slot >= w->n_used) return 0;
+    *name = w->shared_of[slot]->name;
+    *base = uint64_t(w->shared_at[slot]);
+    *bytes = w->shared_of[slot]->bytes;
+    *item = w->shared_of[slot]->item;
+    return 1;
+}

@@ -1,0 +1,83 @@
+// The time limit of a launch.
+#include "watchdog.h"
+
+#include <time.h>
+
+#include "signals.h"
+
+namespace emu {
+
+namespace {
+
+// One thread looks every few milliseconds whether a launch has run out of time, and signals its workers.
+struct Watchdog {
+    Mutex mutex;
+    pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+    bool started = false, asleep = false;
+    double deadline = 0;       // 0: no launch runs
+    pthread_t workers[64];
+    int n_workers = 0;
+} watchdog;
+
+double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+void* watch(void*) {
+    block_all_signals();
+    int quiet = 0;
+    for (;;) {
+        watchdog.mutex.lock();
+        quiet = watchdog.deadline == 0 ? quiet + 1 : 0;
+        if (quiet > 100) {
+            watchdog.asleep = true;
+            while (watchdog.deadline == 0) pthread_cond_wait(&watchdog.wake, watchdog.mutex.native());
+            watchdog.asleep = false;
+            quiet = 0;
+        }
+        if (watchdog.deadline > 0 && now() > watchdog.deadline)
+            for (int k = 0; k < watchdog.n_workers; k++) pthread_kill(watchdog.workers[k], kTimerSignal);
+        watchdog.mutex.unlock();
+        timespec pause = {0, 5000000};
+        nanosleep(&pause, nullptr);
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+void start_watch(double seconds) {
+    Hold hold(watchdog.mutex);
+    if (!watchdog.started) {
+        watchdog.started = true;
+        pthread_t thread;
+        pthread_create(&thread, nullptr, watch, nullptr);
+        pthread_detach(thread);
+    }
+    watchdog.deadline = now() + seconds;
+    watchdog.n_workers = 0;
+    if (watchdog.asleep) pthread_cond_signal(&watchdog.wake);
+}
+
+void watch_this_thread() {
+    Hold hold(watchdog.mutex);
+    if (watchdog.n_workers < 64) watchdog.workers[watchdog.n_workers++] = pthread_self();
+}
+
+void hurry_watch(double seconds) {
+    Hold hold(watchdog.mutex);
+    double soon = now() + seconds;
+    if (watchdog.deadline > soon) watchdog.deadline = soon;
+}
+
+void stop_watch() {
+    Hold hold(watchdog.mutex);
+    watchdog.deadline = 0;
+    watchdog.n_workers = 0;
+}
+
+void reset_watch_after_fork() { watchdog = Watchdog(); }
+
+}  // namespace emu
