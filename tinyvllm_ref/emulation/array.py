@@ -26,7 +26,7 @@ from .memory import MemoryPointer
 if TYPE_CHECKING:
     from .cuda import Device
 
-# ---------------------------------------------------------------- the written list
+# ---------------- the written list
 #
 # In a table: the function's name (NumPy's, which does the work) and the names of its parameters, in CuPy's
 # order; after "*" by keyword only. What CuPy has not got is not listed, even where NumPy has it.
@@ -234,9 +234,10 @@ _IMPLICIT = (
     "Please use `.get()` to construct a NumPy array explicitly."
 )
 _SCALARS = (bool, int, float, complex, np.generic)
+_COMPARISONS = {"equal", "greater", "greater_equal", "less", "less_equal", "not_equal"}
 _MOST_RUNS = 1024  # pieces of a view that are marked as written one by one
 
-# ---------------------------------------------------------------- between NumPy and the device
+# ---------------- between NumPy and the device
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:
@@ -370,7 +371,7 @@ def _require_operand(value: Any) -> None:
         _require_array(value)
 
 
-# ---------------------------------------------------------------- functions from the tables
+# ---------------- functions from the tables
 
 
 def _bind(
@@ -556,7 +557,7 @@ def _wide_product(function: Callable[..., Any]) -> Callable[..., Any]:
     return product
 
 
-# ---------------------------------------------------------------- the array
+# ---------------- the array
 
 FUNCTIONS: dict[str, Any] = {}  # every function of the list, by its name under `cp.`; filled at the end
 
@@ -827,6 +828,8 @@ class ndarray:
         function = FUNCTIONS.get(ufunc.__name__)
         if method != "__call__" or function is None:
             return NotImplemented
+        if ufunc.__name__ in _COMPARISONS:  # NumPy gives its scalars as 0-d arrays here (numpy#12142)
+            inputs = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs)
         if "out" in kwargs:
             if len(kwargs["out"]) != 1:
                 raise ValueError("The 'out' parameter must have exactly one array value")
@@ -1094,7 +1097,7 @@ def _converted(host: np.ndarray, dtype: np.dtype, order: str | None) -> ndarray:
     return made
 
 
-# ---------------------------------------------------------------- functions that are written out
+# ---------------- functions that are written out
 
 
 def array(

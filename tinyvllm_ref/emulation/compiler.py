@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import cache, native, toolchain
 from .errors import CompileException
-from .translate import TAG_PREFIX, TYPE_PREFIX, Kernel, Parameter, Translation, translate
+from .translate import FILE_PREFIX, TAG_PREFIX, TYPE_PREFIX, Kernel, Parameter, Translation, translate
 
 SOURCE_NAME = "kernel.cu"
 _INCLUDE = native.SOURCE_FOLDER / "include"
@@ -23,7 +23,10 @@ _IGNORED = re.compile(
     r"minimal|no-source-include|arch=\S+|gpu-architecture=\S+|fmad=\S+|ftz=\S+|prec-div=\S+|prec-sqrt=\S+|"
     r"maxrregcount=\S+|diag-suppress=\S+|relocatable-device-code=\S+|rdc=\S+|split-compile=\S+))$"
 )
-_DIAGNOSTIC = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<what>(?:fatal )?error|warning): (?P<text>.*)$")
+_DIAGNOSTIC = re.compile(
+    r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? "
+    r"(?P<what>(?:fatal )?error|warning): (?P<text>.*)$"
+)
 _FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2"]}
 
 
@@ -79,7 +82,7 @@ class NoSuchKernel(LookupError):
     """The source has no kernel of this name that can be called by it."""
 
 
-# ------------------------------------------------------------------------------------------------------- options
+# ---------------- options
 def _host_options(options: tuple[str, ...], source: str) -> list[str]:
     """NVRTC's options as the host compiler's: defines, include folders and the standard."""
     flags, standard = [], "-std=c++17"
@@ -103,11 +106,11 @@ def _host_options(options: tuple[str, ...], source: str) -> list[str]:
     return [standard, *flags]
 
 
-# ------------------------------------------------------------------------------------------------------ messages
+# ---------------- messages
 def _tidy(text: str) -> str:
     """The compiler's words without our own names in them."""
     text = text.replace("‘", "'").replace("’", "'")
-    text = text.replace(TYPE_PREFIX, "").replace(TAG_PREFIX, "")
+    text = text.replace(TYPE_PREFIX, "").replace(TAG_PREFIX, "").replace(FILE_PREFIX, "")
     if "emu_inline_ptx_is_not_emulated" in text:
         return "inline PTX is not emulated: put it behind #ifdef __CUDA_ARCH__, with plain C++ in the #else"
     if "emu_shared_inside_a_macro_is_not_emulated" in text:
@@ -120,7 +123,8 @@ def _tidy(text: str) -> str:
 def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
     """Compiler output in NVRTC's style, each with its line of the source and a caret; and the error count."""
     lines = translation.source.splitlines()
-    out, errors, seen = [], 0, set()
+    out, errors = [], 0
+    seen: set[tuple[int, str]] = set()
     for match in map(_DIAGNOSTIC.match, raw.splitlines()):
         if match is None:
             continue
@@ -145,10 +149,13 @@ def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
 
 def _link_message(raw: str, translation: Translation) -> str:
     names = dict.fromkeys(re.findall(r"undefined (?:reference to|symbol:?) [`']?([^'\n]+?)'?(?:$|\n)", raw))
-    return "\n".join(f"{SOURCE_NAME}: error: Unresolved extern function '{_tidy(name)}'" for name in names) or raw
+    return (
+        "\n".join(f"{SOURCE_NAME}: error: Unresolved extern function '{_tidy(name)}'" for name in names)
+        or raw
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- compile
+# ---------------- compile
 def _callable_names(translation: Translation, expressions: tuple[str, ...]) -> list[str]:
     """Kernels that get an entry: the plain ones, and the instances asked for."""
     plain = [kernel.name for kernel in translation.kernels if kernel.is_extern_c and not kernel.is_template]
@@ -160,12 +167,18 @@ def _unit(translation: Translation, names: list[str]) -> str:
     return f'#line 1 "{SOURCE_NAME}"\n{translation.code}\n#line 1 "entries"\n{entries}'
 
 
+def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
+    flags = [*_FLAGS[mode], "-g1", "-gdwarf-4", *compiler.common_flags]
+    flags += ["-Wno-unknown-pragmas", "-Werror=return-type"]
+    gcc, clang = ["-fno-diagnostics-show-caret"], ["-fno-caret-diagnostics"]
+    flags += ["-fdiagnostics-color=never", *(gcc if compiler.family == "gcc" else clang)]
+    return flags + (compiler.instrument_flags if mode == "full" else [])
+
+
 def _build(target: Path, unit: str, translation: Translation, options: tuple[str, ...], mode: str) -> None:
     compiler = toolchain.find()
-    flags = [*_host_options(options, translation.source), *_FLAGS[mode], "-g1", *compiler.common_flags]
-    flags += ["-Wno-unknown-pragmas", "-Werror=return-type", "-nostdinc", "-isystem", str(_INCLUDE)]
-    flags += ["-include", str(native.SOURCE_FOLDER / "cuda_shim.h"), "-fno-diagnostics-show-caret"]
-    flags += ["-fdiagnostics-color=never" if compiler.family == "gcc" else "-fno-color-diagnostics"]
+    flags = [*_host_options(options, translation.source), *_mode_flags(compiler, mode)]
+    flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-include", str(native.SOURCE_FOLDER / "cuda_shim.h")]
     link = [str(native.library_path()), "-lm", "-lc"]
     link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
@@ -173,7 +186,7 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
         source.write_text(unit)
         if mode == "full":  # the sanitizer's own runtime must not be linked: the checks are ours
             object_file = Path(work) / "unit.o"
-            done = compiler.run([*flags, *compiler.instrument_flags, "-c", str(source), "-o", str(object_file)])
+            done = compiler.run([*flags, "-c", str(source), "-o", str(object_file)])
             if done.returncode == 0:
                 done = compiler.run(["-shared", "-nostdlib", str(object_file), "-o", str(made), *link])
         else:
@@ -188,7 +201,7 @@ def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Ex
         return OSError(28, "no space left on the disk while compiling a kernel")
     text, errors = format_messages(raw, translation)
     if errors:
-        text += f"\n{errors} error{'s' if errors > 1 else ''} detected in the compilation of \"{SOURCE_NAME}\"."
+        text += f'\n{errors} error{"s" if errors > 1 else ""} detected in the compilation of "{SOURCE_NAME}".'
     elif re.search(r"^entries:\d+", raw, re.MULTILINE):
         return NoSuchKernel(_tidy(raw))
     else:
@@ -196,7 +209,7 @@ def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Ex
     return CompileException(text, translation.source, SOURCE_NAME, options)
 
 
-# ---------------------------------------------------------------------------------------------------------- load
+# ---------------- load
 class _DlInfo(ctypes.Structure):
     _fields_ = (
         ("fname", ctypes.c_char_p),
@@ -237,7 +250,9 @@ def _load(path: Path, translation: Translation, names: list[str]) -> Library:
         address = ctypes.cast(handle[f"emu_entry_{k}"], ctypes.c_void_p).value or 0
         types = (ParameterType * 256)()
         count = handle[f"emu_describe_{k}"](types)
-        kernel = kernels.get(re.split(r"<", name)[0].split("::")[-1].strip(), Kernel(name, (), False, False, 0))
+        kernel = kernels.get(
+            re.split(r"<", name)[0].split("::")[-1].strip(), Kernel(name, (), False, False, 0)
+        )
         parameters = kernel.parameters
         if len(parameters) != count:  # made by a macro: the names are not in the text
             parameters = tuple(Parameter(f"argument {j}", "") for j in range(count))
@@ -246,7 +261,9 @@ def _load(path: Path, translation: Translation, names: list[str]) -> Library:
 
 
 @functools.lru_cache(maxsize=1024)
-def compile_source(source: str, options: tuple[str, ...], mode: str, expressions: tuple[str, ...] = ()) -> Library:
+def compile_source(
+    source: str, options: tuple[str, ...], mode: str, expressions: tuple[str, ...] = ()
+) -> Library:
     """Compile (or take from the cache) and load a source.
 
     Parameters
@@ -271,6 +288,7 @@ def compile_source(source: str, options: tuple[str, ...], mode: str, expressions
     translation = translate(source)
     names = _callable_names(translation, expressions)
     unit = _unit(translation, names)
-    name = cache.key(unit, shlex.join(options), mode, compiler.version, native.source_hash()) + ".so"
+    flags = shlex.join([*options, *_mode_flags(compiler, mode)])
+    name = cache.key(unit, flags, compiler.version, str(native.library_path())) + ".so"
     path = cache.get_or_make(name, lambda target: _build(target, unit, translation, options, mode))
     return _load(path, translation, names)

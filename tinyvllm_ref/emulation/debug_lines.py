@@ -35,8 +35,7 @@ def line_of(path: Path, offset: int) -> int:
 def _is_source(program: Any, number: int) -> bool:
     """Is this entry of the file table the kernel's source?"""
     entries = program["file_entry"]
-    k = number if program["version"] >= 5 else number - 1
-    return 0 <= k < len(entries) and Path(entries[k].name.decode()).name == SOURCE_NAME
+    return 1 <= number <= len(entries) and Path(entries[number - 1].name.decode()).name == SOURCE_NAME
 
 
 def _line_rows(dwarf: Any, unit: Any) -> Iterator[tuple[int, int, int]]:
@@ -55,31 +54,20 @@ def _line_rows(dwarf: Any, unit: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _ranges(dwarf: Any, unit: Any, die: Any) -> list[tuple[int, int]]:
-    """The address ranges of a function or an inlined call."""
+    """The address ranges of an inlined call (in DWARF 4, which kernels are compiled with)."""
     attributes = die.attributes
-    if "DW_AT_low_pc" in attributes and "DW_AT_high_pc" in attributes:
-        low = attributes["DW_AT_low_pc"].value
-        if attributes["DW_AT_low_pc"].form.startswith("DW_FORM_addrx"):
-            low = dwarf.get_addr(unit, low)
-        high = attributes["DW_AT_high_pc"]
+    if "DW_AT_high_pc" in attributes:
+        low, high = attributes["DW_AT_low_pc"].value, attributes["DW_AT_high_pc"]
         return [(low, high.value if high.form == "DW_FORM_addr" else low + high.value)]
     if "DW_AT_ranges" not in attributes:
         return []
     base = unit.get_top_DIE().attributes.get("DW_AT_low_pc")
-    start = base.value if base is not None else 0
-    lists = dwarf.range_lists()
-    value = attributes["DW_AT_ranges"]
-    if value.form == "DW_FORM_rnglistx":
-        entries = lists.get_range_list_at_offset_ex(value.value)
-        return [(e.begin_offset, e.end_offset) for e in entries if hasattr(e, "end_offset")]
-    out = []
-    for entry in lists.get_range_list_at_offset(value.value, unit):
+    start, out = base.value if base is not None else 0, []
+    for entry in dwarf.range_lists().get_range_list_at_offset(attributes["DW_AT_ranges"].value, unit):
         if hasattr(entry, "base_address"):
             start = entry.base_address
         else:
-            absolute = getattr(entry, "is_absolute", False)
-            shift = 0 if absolute else start
-            out.append((entry.begin_offset + shift, entry.end_offset + shift))
+            out.append((entry.begin_offset + start, entry.end_offset + start))
     return out
 
 

@@ -80,7 +80,7 @@ class Launched:
     shared: dict[int, Region] = field(default_factory=dict)
     _regions: list[Region] | None = None
 
-    # ------------------------------------------------------------------------------------------------- positions
+    # ---------------- positions
     def thread(self, number: int) -> tuple[int, int, int]:
         """threadIdx of a flat thread number."""
         x, y, _ = self.block
@@ -101,13 +101,15 @@ class Launched:
         lines = self.library.translation.source.splitlines()
         return lines[line - 1] if 1 <= line <= len(lines) else ""
 
-    # ---------------------------------------------------------------------------------------------------- memory
+    # ---------------- memory
     @property
     def regions(self) -> list[Region]:
         """The arrays among the arguments."""
         if self._regions is None:
             self._regions = []
-            for parameter, kind, value in zip(self.entry.parameters, self.entry.types, self.args, strict=False):
+            for parameter, kind, value in zip(
+                self.entry.parameters, self.entry.types, self.args, strict=False
+            ):
                 if kind.kind != 0 or not isinstance(value, ndarray | MemoryPointer):
                     continue
                 pointer = value.data.ptr if isinstance(value, ndarray) else value.ptr
@@ -153,7 +155,7 @@ class Launched:
         return region.name, (address - region.base) // region.item
 
 
-# --------------------------------------------------------------------------------------------------------- wording
+# ---------------- wording
 def _verb(access: int) -> str:
     return "updated atomically" if access & _ATOMIC else "written" if access & _WRITE else "read"
 
@@ -198,12 +200,14 @@ def _other(launched: Launched, fault: Fault) -> Site:
     )
 
 
-# ------------------------------------------------------------------------------------------------ a function a kind
+# ---------------- a function a kind
 def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
     region = launched.region(fault.address, fault.shared_slot)
     if fault.shared_slot >= 0 and region is None:
-        what = f"shared memory was {_verb(fault.access)}, and this launch gave none: pass shared_mem=... (bytes)"
+        what = (
+            f"shared memory was {_verb(fault.access)}, and this launch gave none: pass shared_mem=... (bytes)"
+        )
         array, index = "dynamic shared memory", None
     elif region is not None:
         index = (fault.address - region.base) // region.item
@@ -219,17 +223,21 @@ def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
         address = fault.address
         near_null = address < 4096 or address >= 2**47
         what = (
-            "an address next to a null pointer" if near_null else f"the address {address:#x}, far from every array,"
+            "an address next to a null pointer"
+            if near_null
+            else f"the address {address:#x}, far from every array,"
         ) + f" was {_verb(fault.access)}"
-    message = f"kernel `{launched.entry.name}`: out of bounds: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    message = (
+        f"kernel `{launched.entry.name}`: out of bounds: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    )
     return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index, site=site)
 
 
 def _slack_overwritten(launched: Launched, fault: Fault) -> KernelError:
     array, index = launched.element(fault.address, -1)
     message = (
-        f"kernel `{launched.entry.name}`: out of bounds: {array}[{index}] was written, beside the array. Fast mode "
-        'saw it only after the launch; run it under `with cp.checks("full"):` to see the thread and the line'
+        f"kernel `{launched.entry.name}`: out of bounds: {array}[{index}] was written, beside the array. "
+        'Fast mode saw it only after the launch; run it under `with cp.checks("full"):` to see the thread and the line'
     )
     return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index)
 
@@ -238,8 +246,8 @@ def _uninitialized(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
     array, index = launched.element(fault.address, fault.shared_slot)
     message = (
-        f"kernel `{launched.entry.name}`: uninitialized read: {array}[{index}] was {_verb(fault.access)}, and nothing "
-        f"had written it\n  {_who(launched, site)}\n{_show(site)}"
+        f"kernel `{launched.entry.name}`: uninitialized read: {array}[{index}] was "
+        f"{_verb(fault.access)}, and nothing had written it\n  {_who(launched, site)}\n{_show(site)}"
     )
     return UninitializedRead(message, kernel=launched.entry.name, array=array, index=index, site=site)
 
@@ -278,7 +286,8 @@ def _barrier(launched: Launched, fault: Fault) -> KernelError:
     if fault.problem == 1:
         what = (
             f"{fault.other_count} thread(s) of the block wait at one __syncthreads(), and thread "
-            f"{_triple(site.thread, launched.block)} came to another. All threads of a block must come to the same one"
+            f"{_triple(site.thread, launched.block)} came to another. All threads of a "
+            "block must come to the same one"
         )
     elif fault.problem == 2:
         has_other = False
@@ -287,16 +296,19 @@ def _barrier(launched: Launched, fault: Fault) -> KernelError:
         what = "lanes of one warp wait at different warp operations, and each needs the others"
     elif fault.problem == 4:
         has_other = bool(fault.other_count)
-        what = f"a warp operation waits for lane(s) {_lanes(fault.other_mask)}, named in its mask, that never come"
+        what = f"a warp operation waits for lane(s) {_lanes(fault.other_mask)}, named in its mask, that "
+        what += "never come"
         if has_other:
             what += f"; {fault.other_count} thread(s) wait at __syncthreads()"
     else:
         has_other = False
         what = (
-            f"thread {_triple(site.thread, launched.block)} calls a warp operation whose mask {fault.mask:#010x} "
-            "leaves out the thread's own lane"
+            f"thread {_triple(site.thread, launched.block)} calls a warp operation whose mask "
+            f"{fault.mask:#010x} leaves out the thread's own lane"
         )
-    message = f"kernel `{launched.entry.name}`: barrier divergence: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    message = (
+        f"kernel `{launched.entry.name}`: barrier divergence: {what}\n  {_who(launched, site)}\n{_show(site)}"
+    )
     if has_other:
         message += f"\n  {_who(launched, other)}\n{_show(other)}"
     return BarrierDivergence(
@@ -307,8 +319,8 @@ def _barrier(launched: Launched, fault: Fault) -> KernelError:
 def _timeout(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
     message = (
-        f"kernel `{launched.entry.name}`: timeout: it ran for more than {settings.current_timeout():g} seconds, and was "
-        f"stopped; does a loop never end?\n  it was at {_who(launched, site)}\n{_show(site)}"
+        f"kernel `{launched.entry.name}`: timeout: it ran for more than "
+        f"{settings.current_timeout():g} seconds, and was stopped; does a loop never end?\n  it was at {_who(launched, site)}\n{_show(site)}"
     )
     return KernelTimeout(message, kernel=launched.entry.name, site=site)
 

@@ -6,6 +6,7 @@ The structures repeat those of ``runtime/context.h`` and ``runtime/scheduler.cpp
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ class LaunchRequest(ctypes.Structure):
     )
 
 
-# ----------------------------------------------------------------------------------------------------- arguments
+# ---------------- arguments
 def _type_text(parameter: Parameter, kind: ParameterType) -> str:
     if parameter.type:
         return parameter.type
@@ -94,19 +95,20 @@ def _pointer_converter(parameter: Parameter, kind: ParameterType, number: int) -
                 good = fits[dtype] = _dtype_fits(kind, dtype)
             if not good:
                 raise TypeError(
-                    f"{label}: an array of {dtype} was given; the kernel reads it as {_type_text(parameter, kind)}. "
+                    f"{label}: an array of {dtype} was given; the kernel reads it as "
+                    f"{_type_text(parameter, kind)}. "
                     "Convert the array with .astype(...), or reinterpret its bits with .view(...)"
                 )
             if not value.flags.c_contiguous:
                 raise ValueError(
-                    f"{label}: the array of shape {value.shape} is a view with gaps (strides {value.strides}); "
-                    "a kernel sees plain memory. Pass cp.ascontiguousarray(...) of it"
+                    f"{label}: the array of shape {value.shape} is a view with gaps (strides "
+                    f"{value.strides}); a kernel sees plain memory. Pass cp.ascontiguousarray(...) of it"
                 )
             pointer = value.data.ptr
             if kind.item_alignment > 1 and pointer % kind.item_alignment and value.size:
                 raise ValueError(
-                    f"{label}: the array starts at an address that is no multiple of {kind.item_alignment} bytes, "
-                    f"as {_type_text(parameter, kind)} needs"
+                    f"{label}: the array starts at an address that is no multiple of {kind.item_alignment} "
+                    f"bytes,                     f"as {_type_text(parameter, kind)} needs"
                 )
             return int(pointer)
         if isinstance(value, MemoryPointer):
@@ -114,7 +116,9 @@ def _pointer_converter(parameter: Parameter, kind: ParameterType, number: int) -
         if value is None:
             return 0
         if isinstance(value, np.ndarray):
-            raise TypeError(f"Unsupported type {type(value)}: {label}: an array on the host; pass cp.asarray(...)")
+            raise TypeError(
+                f"Unsupported type {type(value)}: {label}: an array on the host; pass cp.asarray(...)"
+            )
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
             return int(value)
         raise TypeError(f"Unsupported type {type(value)}: {label}: pass a cp.ndarray")
@@ -137,7 +141,8 @@ def _integer_converter(parameter: Parameter, kind: ParameterType, number: int) -
         result = int(value)
         if isinstance(value, np.integer) and value.dtype.itemsize < kind.size:
             raise TypeError(
-                f"{label}: a {value.dtype} was given, of {value.dtype.itemsize} bytes; the kernel reads {kind.size}"
+                f"{label}: a {value.dtype} was given, of {value.dtype.itemsize} bytes; "
+                f"the kernel reads {kind.size}"
             )
         if not low <= result <= high:
             raise OverflowError(f"{label}: {result} is outside of {low} to {high}")
@@ -158,8 +163,8 @@ def _float_converter(parameter: Parameter, kind: ParameterType, number: int) -> 
             return value
         if type(value) is float:
             raise TypeError(
-                f"{label}: a Python float was given. CuPy passes it as 8 bytes (a double), and the kernel would "
-                f"read 4 of them as its float: pass {right}"
+                f"{label}: a Python float was given. CuPy passes it as 8 bytes (a double), and the "
+                f"kernel would read 4 of them as its float: pass {right}"
             )
         raise TypeError(f"{label}: {_describe(value)} was given; the kernel reads a {name}: pass {right}")
 
@@ -170,7 +175,9 @@ def _bool_converter(parameter: Parameter, kind: ParameterType, number: int) -> C
     def convert(value: Any) -> bool:
         if isinstance(value, bool | np.bool_ | int | np.integer):
             return bool(value)
-        raise TypeError(f"argument {number}, bool {parameter.name}: {_describe(value)} was given; pass a bool")
+        raise TypeError(
+            f"argument {number}, bool {parameter.name}: {_describe(value)} was given; pass a bool"
+        )
 
     return convert
 
@@ -185,7 +192,8 @@ def _bytes_converter(parameter: Parameter, kind: ParameterType, number: int) -> 
                 return data
             raise TypeError(f"{label}: a value of {len(data)} bytes was given; the kernel reads {kind.size}")
         raise TypeError(
-            f"{label}: {_describe(value)} was given; pass a NumPy scalar of a structured dtype of {kind.size} bytes"
+            f"{label}: {_describe(value)} was given; pass a NumPy scalar of a structured dtype "
+            f"of {kind.size} bytes"
         )
 
     return convert
@@ -246,18 +254,19 @@ def _pack(plan: Plan, args: Sequence[Any]) -> bytes:
     if len(args) != len(plan.converters):
         wanted = ", ".join(f"{p.type} {p.name}".strip() for p in plan.entry.parameters)
         raise TypeError(
-            f"kernel `{plan.entry.name}` takes {len(plan.converters)} arguments ({wanted}); {len(args)} were given"
+            f"kernel `{plan.entry.name}` takes {len(plan.converters)} arguments ({wanted}); "
+            f"{len(args)} were given"
         )
     return plan.pack.pack(*[convert(value) for convert, value in zip(plan.converters, args, strict=True)])
 
 
-# ------------------------------------------------------------------------------------------------------ geometry
+# ---------------- geometry
 def _dimensions(value: Any, what: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
     if isinstance(value, int | np.integer):
         value = (value,)
     try:
-        sizes = [int(v.__index__()) for v in value]
-    except (TypeError, AttributeError):
+        sizes = [operator.index(v) for v in value]
+    except TypeError:
         raise TypeError(f"{what} must be a tuple of 1 to 3 integers, such as (128,); got {value!r}") from None
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{what} must have 1 to 3 dimensions; got {tuple(sizes)}")
@@ -271,12 +280,14 @@ def _dimensions(value: Any, what: str, limits: tuple[int, int, int]) -> tuple[in
 
 
 def check_geometry(grid: Any, block: Any, shared: int, shared_limit: int) -> tuple[tuple[int, int, int], ...]:
-    """The grid and block as three sizes each; CUDADriverError (invalid argument) for what no card launches."""
+    """The grid and block as three sizes each; CUDADriverError for what no card launches."""
     grid3 = _dimensions(grid, "grid", MAX_GRID)
     block3 = _dimensions(block, "block", MAX_BLOCK)
     threads = block3[0] * block3[1] * block3[2]
     if threads > MAX_THREADS:
-        raise CUDADriverError(1, f"block {block3} has {threads:,} threads; a block holds at most {MAX_THREADS:,}")
+        raise CUDADriverError(
+            1, f"block {block3} has {threads:,} threads; a block holds at most {MAX_THREADS:,}"
+        )
     if shared < 0:
         raise CUDADriverError(1, f"shared_mem is {shared}; it must be 0 or more bytes")
     if shared > shared_limit:
@@ -288,7 +299,7 @@ def check_geometry(grid: Any, block: Any, shared: int, shared_limit: int) -> tup
     return grid3, block3
 
 
-# -------------------------------------------------------------------------------------------------------- launch
+# ---------------- launch
 def launch(
     library: Library,
     plan: Plan,

@@ -54,7 +54,7 @@ Allocator = Callable[[int], "MemoryPointer"]
 HostPointer = int | ctypes.c_void_p
 
 
-# ---------------------------------------------------------------- how much there is
+# ---------------- how much there is
 
 
 def total_bytes() -> int:
@@ -90,7 +90,7 @@ def _read_number(path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# ---------------------------------------------------------------- checks on raw addresses
+# ---------------- checks on raw addresses
 
 
 def is_device(ptr: int) -> bool:
@@ -133,7 +133,7 @@ def check_host_pointer(pointer: HostPointer | None, what: str) -> int:
     return int(address)
 
 
-# ---------------------------------------------------------------- allocations
+# ---------------- allocations
 
 
 class BaseMemory:
@@ -236,15 +236,13 @@ class PooledMemory(BaseMemory):
         self.ptr = block.ptr
         self.size = block.size
         self.pool = pool
-        self._block: BaseMemory | None = block
         self._buffer = block.buffer()
 
     def free(self) -> None:
         """Give the block back to the pool; a second time does nothing."""
-        block, self._block = self._block, None
-        if block is not None:
-            self.ptr = 0
-            self.pool._give_back(block)
+        ptr, self.ptr = self.ptr, 0
+        if ptr:
+            self.pool._give_back(ptr)
 
     def __del__(self) -> None:
         self.free()
@@ -277,6 +275,17 @@ class MemoryPointer:
     def __int__(self) -> int:
         return self.ptr
 
+    def _check(self, size: int, what: str) -> None:
+        """Raise CUDARuntimeError unless `size` bytes from here lie in the memory."""
+        offset = self.ptr - self.mem.ptr
+        if size < 0:
+            raise CUDARuntimeError(1, f"{what}: the size must be 0 or more bytes, not {size}")
+        if size and not 0 <= offset <= self.mem.size - size:
+            raise CUDARuntimeError(
+                1,
+                f"{what} needs {size:,} bytes from byte {offset:,} of memory of {self.mem.size:,} bytes",
+            )
+
     def __add__(self, offset: int) -> MemoryPointer:
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + int(offset))
 
@@ -291,15 +300,15 @@ class MemoryPointer:
 
     def copy_from_host(self, mem: HostPointer, size: int) -> None:
         """Copy `size` bytes from host address `mem` to here."""
-        check_device_range(self.ptr, size, "copy_from_host: destination")
+        self._check(size, "copy_from_host: destination")
         if size:
             ctypes.memmove(self.ptr, check_host_pointer(mem, "copy_from_host: source"), size)
             native.runtime().emu_mark_initialized(self.ptr, size)
 
     def copy_from_device(self, src: MemoryPointer, size: int) -> None:
         """Copy `size` bytes from device pointer `src` to here."""
-        check_device_range(src.ptr, size, "copy_from_device: source")
-        check_device_range(self.ptr, size, "copy_from_device: destination")
+        src._check(size, "copy_from_device: source")
+        self._check(size, "copy_from_device: destination")
         if size:
             ctypes.memmove(self.ptr, src.ptr, size)
             native.runtime().emu_mark_initialized(self.ptr, size)
@@ -313,13 +322,13 @@ class MemoryPointer:
 
     def copy_to_host(self, mem: HostPointer, size: int) -> None:
         """Copy `size` bytes from here to host address `mem`."""
-        check_device_range(self.ptr, size, "copy_to_host: source")
+        self._check(size, "copy_to_host: source")
         if size:
             ctypes.memmove(check_host_pointer(mem, "copy_to_host: destination"), self.ptr, size)
 
     def memset(self, value: int, size: int) -> None:
         """Set `size` bytes from here on to the low byte of `value`."""
-        check_device_range(self.ptr, size, "memset: destination")
+        self._check(size, "memset: destination")
         if size:
             ctypes.memset(self.ptr, value & 0xFF, size)
             native.runtime().emu_mark_initialized(self.ptr, size)
@@ -356,7 +365,7 @@ def malloc_managed(size: int) -> MemoryPointer:
     return MemoryPointer(ManagedMemory(size), 0)
 
 
-# ---------------------------------------------------------------- the pool
+# ---------------- the pool
 
 
 class MemoryPool:
@@ -373,6 +382,9 @@ class MemoryPool:
     def __init__(self, allocator: Allocator | None = None) -> None:
         self._allocator = allocator if allocator is not None else _malloc
         self._free: dict[int, list[BaseMemory]] = {}  # counted size -> blocks, the last freed at the end
+        # Address -> block. The pool owns the blocks in use too: were they their PooledMemory's, the garbage
+        # collector could finalise a block before the PooledMemory that then gives it back.
+        self._in_use: dict[int, BaseMemory] = {}
         self._used_bytes = 0
         self._free_bytes = 0
         self._limit = 0
@@ -402,6 +414,7 @@ class MemoryPool:
         with self._lock:
             block = self._reuse(counted, size) or self._make(counted, size)
             self._used_bytes += counted
+            self._in_use[block.ptr] = block
             return MemoryPointer(PooledMemory(block, self), 0)
 
     def _reuse(self, counted: int, size: int) -> BaseMemory | None:
@@ -432,9 +445,10 @@ class MemoryPool:
         except OutOfMemoryError:
             raise OutOfMemoryError(counted, self.total_bytes(), self._limit) from None
 
-    def _give_back(self, block: BaseMemory) -> None:
-        counted = _counted(block.size)
+    def _give_back(self, ptr: int) -> None:
         with self._lock:
+            block = self._in_use.pop(ptr)
+            counted = _counted(block.size)
             self._free.setdefault(counted, []).append(block)
             self._used_bytes -= counted
             self._free_bytes += counted
@@ -532,7 +546,7 @@ def using_allocator(allocator: Allocator | None = None) -> Iterator[None]:
         _thread.allocators.pop()
 
 
-# ---------------------------------------------------------------- pinned host memory
+# ---------------- pinned host memory
 
 
 class PinnedMemory:

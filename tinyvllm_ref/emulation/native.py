@@ -47,22 +47,32 @@ def source_hash() -> str:
     return cache.key(*(text for path in files for text in (path.name, path.read_text())))
 
 
+def _flags() -> list[str]:
+    # No C++ library is linked; that spares zig a minute of building its own.
+    return [
+        "-std=c++17",
+        "-O2",
+        "-g1",
+        "-shared",
+        "-pthread",
+        "-nodefaultlibs",
+        *toolchain.find().common_flags,
+    ]
+
+
 @functools.cache
 def library_path() -> Path:
     """The runtime as a shared library, compiled if it has not been before."""
-    compiler = toolchain.find()
-    return cache.get_or_make(f"runtime-{cache.key(source_hash(), compiler.version)}.so", _compile)
+    name = cache.key(source_hash(), toolchain.find().version, *_flags())
+    return cache.get_or_make(f"runtime-{name}.so", _compile)
 
 
 def _compile(target: Path) -> None:
     compiler = toolchain.find()
     sources = sorted(str(path) for path in SOURCE_FOLDER.glob("*.cpp"))
-    flags = ["-std=c++17", "-O2", "-g1", "-shared", "-pthread", *compiler.common_flags]
-    # No C++ library is used; not linking one spares zig a minute of building its own.
-    flags += ["-nostdlib++"] if compiler.family != "gcc" else []
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
         made = Path(work) / "runtime.so"
-        done = compiler.run([*flags, *sources, "-o", str(made), "-lm", "-ldl"])
+        done = compiler.run([*_flags(), *sources, "-o", str(made), "-lc", "-lm", "-lpthread"])
         if done.returncode != 0:
             raise RuntimeError(
                 f"the emulation's runtime does not compile with {compiler.version}:\n{done.stderr.strip()}"

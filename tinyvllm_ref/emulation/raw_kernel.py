@@ -15,7 +15,9 @@ from .launch import MAX_THREADS, SHARED_OPT_IN_LIMIT, STATIC_SHARED_LIMIT, Plan,
 from .memory import BaseMemory, MemoryPointer
 
 
-def _compile(code: str, options: tuple[str, ...], mode: str, name: str | None, extra: tuple[str, ...]) -> Library:
+def _compile(
+    code: str, options: tuple[str, ...], mode: str, name: str | None, extra: tuple[str, ...]
+) -> Library:
     """The source compiled so that `name` can be called; CUDADriverError where there is no such kernel."""
     library = compile_source(code, options, mode, extra)
     if name is None or name in library.entries:
@@ -94,7 +96,13 @@ class RawKernel:
         return loaded
 
     def __call__(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0, **kwargs: Any
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        *,
+        shared_mem: int = 0,
+        **kwargs: Any,
     ) -> None:
         """Launch the kernel.
 
@@ -201,7 +209,9 @@ class RawModule:
             raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
         if path is not None:
             if Path(path).suffix in {".cubin", ".ptx", ".fatbin"}:
-                raise ValueError(f"{path}: the emulation runs CUDA C++ source, not machine code; pass a .cu file")
+                raise ValueError(
+                    f"{path}: the emulation runs CUDA C++ source, not machine code; pass a .cu file"
+                )
             code = Path(path).read_text()
         assert code is not None
         _check_source(code, options, backend, translate_cucomplex, enable_cooperative_groups, jitify)
@@ -233,7 +243,9 @@ class RawModule:
         try:
             address = ctypes.addressof(ctypes.c_char.in_dll(library.handle, name))
         except ValueError:
-            raise CUDADriverError(500, f"no __constant__ or __device__ variable `{name}` in the source") from None
+            raise CUDADriverError(
+                500, f"no __constant__ or __device__ variable `{name}` in the source"
+            ) from None
         size = library.image[1] - address if library.image[1] > address else 1 << 16
         return MemoryPointer(_ModuleMemory(library, address, size), 0)
 
@@ -247,7 +259,11 @@ def _check_source(
         raise TypeError(f"options must be a tuple of str such as ('-DN=4',); got {options!r}")
     if backend not in {"nvrtc", "nvcc"}:
         raise ValueError(f"backend must be 'nvrtc' or 'nvcc', not {backend!r}")
-    for given, name in ((cucomplex, "translate_cucomplex"), (cooperative, "enable_cooperative_groups"), (jitify, "jitify")):
+    for given, name in (
+        (cucomplex, "translate_cucomplex"),
+        (cooperative, "enable_cooperative_groups"),
+        (jitify, "jitify"),
+    ):
         if given:
             raise NotSupported(f"{name}=True is not emulated; it needs a card")
 

@@ -1,4 +1,4 @@
-"""What the emulation tells of a launch: counters and warnings of the last one, traces, and one-time notices."""
+"""What the emulation tells of a launch: counters and warnings of the last one, traces, notices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import native
-from .debug_lines import line_of
 
 if TYPE_CHECKING:
     from .diagnose import Launched
@@ -169,8 +168,8 @@ class LaunchReport:
         about = " (scaled from a part)" if self.estimated else ""
         rows = [
             f"{self.kernel}: grid {self.grid}, block {self.block}",
-            f"  global memory  {self.global_read_bytes:,} bytes read in {self.global_read_sectors:,} sectors, "
-            f"{self.global_write_bytes:,} written in {self.global_write_sectors:,}{about}",
+            f"  global memory  {self.global_read_bytes:,} bytes read in {self.global_read_sectors:,} "
+            f"sectors, {self.global_write_bytes:,} written in {self.global_write_sectors:,}{about}",
             f"  shared memory  {self.shared_read_bytes:,} bytes read, {self.shared_write_bytes:,} written, "
             f"{self.bank_conflicts:,} bank conflicts in {self.shared_requests:,} requests",
             f"  barriers       {self.barriers:,}, atomics {self.atomics:,}",
@@ -262,7 +261,8 @@ def _kind(access: int) -> str:
 def record(launched: Launched, counters: Counters) -> None:
     """Keep what the runtime says of the launch that just ended; it is put into words when asked for."""
     global _last, _report
-    sites, warnings = [], []
+    sites: list[_Site] = []
+    warnings: list[_Warning] = []
     if launched.mode == "full":
         runtime = native.runtime()
         while runtime.emu_site(len(sites), ctypes.byref(site := _Site())):
@@ -299,7 +299,7 @@ def _make_report(
         )
         for site in sites
     )
-    names = {name for name, _ in Counters._fields_} & set(LaunchReport.__annotations__) - {"estimated"}
+    names = {field[0] for field in Counters._fields_} & set(LaunchReport.__annotations__) - {"estimated"}
     return LaunchReport(
         kernel=launched.entry.name,
         mode=launched.mode,
@@ -318,18 +318,13 @@ def _warning_text(launched: Launched, warning: _Warning) -> str:
         line, other = launched.line(warning.pc), launched.line(warning.other_pc)
         where = f"line {line}" if line == other else f"lines {other} and {line}"
         return f"{where}: two threads store the same value in {array}[{index}]: harmless, but they race"
-    if warning.kind == 2:
-        return (
-            f"line {warning.line}: threads (first of them {launched.thread(warning.thread)}) had returned before "
-            "this __syncthreads(), at which the others of their block wait"
-        )
     return (
-        f"line {warning.line}: thread {launched.thread(warning.thread)} reads from lane {warning.other_thread % 32}, "
-        "which takes no part in this warp operation: what it gets is undefined"
+        f"line {warning.line}: {warning.count} thread(s), thread {launched.thread(warning.thread)} first, "
+        "had returned before this __syncthreads(), at which the others of their block wait"
     )
 
 
-# ------------------------------------------------------------------------------------------------------- notices
+# ---------------- notices
 _said: set[str] = set()
 
 

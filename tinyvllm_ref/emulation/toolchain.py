@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INSTALL_HINT = (
-    "no C++ compiler was found. Install one of: `apt-get install g++` (Debian, Ubuntu), `dnf install gcc-c++` "
-    "(Fedora), `xcode-select --install` (macOS), `conda install cxx-compiler`, or `pip install ziglang`; "
+    "no C++ compiler was found. Install one of: `apt-get install g++` (Debian, Ubuntu), `dnf install "
+    "gcc-c++` (Fedora), `xcode-select --install` (macOS), `conda install cxx-compiler`, or `pip install ziglang`; "
     "or name yours in the environment variable CXX"
 )
 
@@ -51,7 +51,8 @@ class Toolchain:
         """What the runtime and every kernel are compiled with."""
         flags = ["-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti"]
         flags += ["-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno"]
-        flags += ["-fno-trapping-math", "-fno-stack-protector"]
+        flags += ["-fno-trapping-math", "-fno-stack-protector", "-fno-threadsafe-statics"]
+        flags += ["-fno-delete-null-pointer-checks"]
         if self.family != "gcc":
             flags += ["-fno-sanitize=undefined"]  # zig turns it on by itself
         return flags

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 # Dynamic and static __shared__ variables become these; compiler messages are cleaned of them again.
 TYPE_PREFIX = "emu_type_"
 TAG_PREFIX = "emu_tag_"
+FILE_PREFIX = "emu_file_"
 
 _TOKEN = re.compile(
     r"""
@@ -118,7 +119,14 @@ def tokenize(source: str) -> list[Token]:
 
 
 _OPEN = {"(": ")", "[": "]", "{": "}"}
-_ATTRIBUTES = {"__launch_bounds__", "__attribute__", "__maxnreg__", "__cluster_dims__", "alignas", "__align__"}
+_ATTRIBUTES = {
+    "__launch_bounds__",
+    "__attribute__",
+    "__maxnreg__",
+    "__cluster_dims__",
+    "alignas",
+    "__align__",
+}
 
 
 def _closing(tokens: list[Token], k: int) -> int:
@@ -154,7 +162,7 @@ def _split(tokens: list[Token], separator: str = ",") -> list[list[Token]]:
     return parts
 
 
-# ------------------------------------------------------------------------------------------------------- kernels
+# ---------------- kernels
 def _parameters(tokens: list[Token], source: str) -> tuple[Parameter, ...]:
     found = []
     for part in _split(tokens):
@@ -206,7 +214,7 @@ def find_kernels(source: str, tokens: list[Token]) -> list[Kernel]:
     return list(kernels.values())
 
 
-# ------------------------------------------------------------------------------------------------- shared memory
+# ---------------- shared memory
 @dataclass
 class _Edit:
     start: int
@@ -215,7 +223,7 @@ class _Edit:
 
 
 def _declarators(tokens: list[Token]) -> tuple[int, list[list[Token]]]:
-    """Where the declarators of a declaration start, and each of them: ``float a[2], b`` -> ``a[2]``, ``b``."""
+    """Where the declarators start, and each of them: ``float a[2], b`` -> ``a[2]``, ``b``."""
     parts = _split(tokens)
     first = parts[0]
     depth = 0
@@ -230,6 +238,16 @@ def _declarators(tokens: list[Token]) -> tuple[int, list[list[Token]]]:
             depth -= 1
     name = max((k for k in range(end) if first[k].kind == "word"), default=-1)
     return name, [first[name:], *parts[1:]]
+
+
+def _use_edits(tokens: list[Token], after: int, name: str) -> list[_Edit]:
+    """Uses of a variable declared outside of functions become calls: it has a place only in a block."""
+    uses = [
+        token
+        for before, token in zip(tokens[after:], tokens[after + 1 :], strict=False)
+        if token.text == name and before.text not in {".", "->", "::"}
+    ]
+    return [_Edit(use.start, use.end, f"{FILE_PREFIX}{name}()") for use in uses]
 
 
 def _shared_edits(source: str, tokens: list[Token], k: int, start: int, local: bool) -> list[_Edit]:
@@ -276,12 +294,17 @@ def _shared_edits(source: str, tokens: list[Token], k: int, start: int, local: b
         if is_dynamic and local:
             tail.append(f' {type_name}* {name.text} = emu_dynamic_pointer<{type_name}>("{name.text}");')
         elif is_dynamic:
-            tail.append(f"{tag_type} static const emu_dynamic_global<{type_name}, {tag}> {name.text} = {{}};")
+            pointer = f'emu_dynamic_pointer<{type_name}>("{name.text}")'
+            tail.append(f" static EMU_INLINE {type_name}* {FILE_PREFIX}{name.text}() {{ return {pointer}; }}")
+            edits += _use_edits(tokens, stop, name.text)
         elif local:
             reference = f"emu_shared_reference<{type_name}, {tag}>()"
             tail.append(f"{tag_type} {type_name}& {name.text} = {reference}; (void){name.text};")
         else:
-            tail.append(f"{tag_type} static const emu_shared_global<{type_name}, {tag}> {name.text} = {{}};")
+            reference = f"emu_shared_reference<{type_name}, {tag}>()"
+            function = f"static EMU_INLINE {type_name}& {FILE_PREFIX}{name.text}()"
+            tail.append(f"{tag_type} {function} {{ return {reference}; }}")
+            edits += _use_edits(tokens, stop, name.text)
     edits.append(_Edit(tokens[stop].end, tokens[stop].end, "".join(tail)))
     return edits
 

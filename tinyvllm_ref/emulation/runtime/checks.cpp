@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+EMU_API void emu_yield();
+
 namespace emu {
 
 // Who used a granule of memory last. A stamp is the number of a stretch between two barriers of one block: all
@@ -77,7 +79,7 @@ struct State {
 uint32_t pc32(const void* pc) { return uint32_t((const char*)pc - state.launch->image_lo); }
 uint64_t pc64(uint32_t pc) { return pc ? uint64_t(state.launch->image_lo + pc) : 0; }
 
-// ------------------------------------------------------------------------------------------------------ reports
+// ---------------- reports
 void describe(Fault& f, const void* pc, const void* address, size_t bytes, uint32_t access, int slot) {
     f.pc = uint64_t(pc);
     f.address = uint64_t(address);
@@ -101,7 +103,7 @@ uint64_t block_of(uint32_t stamp) {
     return lo;
 }
 
-// ------------------------------------------------------------------------------------------------ finding the array
+// ---------------- finding the array
 struct Place {
     Allocation* array;
     size_t offset;
@@ -137,7 +139,7 @@ bool locate(Worker* w, const char* p, size_t bytes, uint32_t access, const void*
     stop(kOutOfBounds, pc, p, bytes, access, -1);
 }
 
-// --------------------------------------------------------------------------------------------- uninitialised reads
+// ---------------- uninitialised reads
 void make_written(Worker* w, Allocation& a) {
     Busy busy(w);
     a.written_bytes = a.size + 16;
@@ -160,7 +162,7 @@ void check_written(Worker* w, const Place& place, const char* p, size_t bytes, u
         if (!written[k]) stop(kUninitializedRead, pc, p, bytes, access, place.slot);
 }
 
-// ------------------------------------------------------------------------------------------------------------ races
+// ---------------- races
 // After the store: were the two values the same? Then it is a race in name only.
 void settle(Worker* w) {
     Pending& pending = state.pending;
@@ -247,14 +249,14 @@ void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
     c.read_epoch = epoch;
     c.read_pc = pc32(now.pc);
     c.read_bytes |= bytes;
-    if (!(now.flags & kAtomic)) c.read_atomic = 0;
+    if (!(now.flags & (kAtomic | kVolatile))) c.read_atomic = 0;
 }
 
 void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) {
-    bool shared = slot >= 0, atomic = now.flags & kAtomic;
+    bool shared = slot >= 0, atomic = now.flags & (kAtomic | kVolatile);
     if (c.write_stamp && (c.write_bytes & bytes) && !(atomic && c.write_atomic) &&
         !ordered(w, c.write_stamp, c.write_thread, c.write_epoch, shared)) {
-        uint32_t other = c.write_atomic ? kWrite | kAtomic : kWrite;
+        uint32_t other = c.write_atomic ? uint32_t(kWrite | kAtomic) : uint32_t(kWrite);
         race(w, now, slot, c.write_pc, c.write_thread, c.write_stamp, other, (now.flags & kWrite) && !atomic);
     }
     if (!(now.flags & kWrite)) {
@@ -295,7 +297,7 @@ void check_races(Worker* w, const Place& place, const Access& now) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- counters
+// ---------------- counters
 AccessSite* site_for(Worker* w, const Access& now, bool shared) {
     uint32_t pc = pc32(now.pc);
     uint32_t h = (pc * 2654435761u) >> 20;
@@ -420,7 +422,7 @@ void sum_sites() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- every access
+// ---------------- every access
 void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     Worker* w = self;
     if (!w || !w->running || bytes == 0) return;
@@ -428,7 +430,8 @@ void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     Place place;
     char* p = (char*)address;
     if (!locate(w, p, bytes, flags, pc, &place)) return;
-    if (bytes <= 16 && (uintptr_t(p) & (bytes - 1))) stop(kMisaligned, pc, p, bytes, flags, place.slot);
+    if ((flags & kAligned) && (uintptr_t(p) & (bytes - 1))) stop(kMisaligned, pc, p, bytes, flags, place.slot);
+    flags &= ~uint32_t(kAligned);
     Access now = {pc, p, bytes, flags};
     check_written(w, place, p, bytes, flags, pc);
     check_races(w, place, now);
@@ -452,9 +455,17 @@ void atomic_access(volatile void* address, size_t bytes, uint32_t flags, const v
     synchronise(self);
 }
 
+// PTX has volatile accesses to global memory as strong as relaxed atomics. In shared memory they are what old
+// warp-synchronous code hoped would replace __syncwarp: plain accesses.
+void volatile_access(void* address, size_t bytes, uint32_t flags, const void* pc) {
+    if (in_heap(address)) access(address, bytes, flags | kVolatile, pc), synchronise(self);
+    else access(address, bytes, flags, pc);
+    emu_yield();
+}
+
 }  // namespace
 
-// ------------------------------------------------------------------------------------------- told by the scheduler
+// ---------------- told by the scheduler
 void checks_begin(Worker* w) {
     if (!state.sites) {
         state.sites = (AccessSite*)calloc(kMaxSites, sizeof(AccessSite));
@@ -521,18 +532,17 @@ void checks_end(Worker* w, Counters* out) {
 
 using namespace emu;
 
-// ------------------------------------------------------------------------------ what the compiler's calls end up in
-EMU_API void emu_yield();
+// ---------------- what the compiler's calls end up in
 #define PC __builtin_return_address(0)
 #define ACCESS(n)                                                                              \
-    EMU_API void __tsan_read##n(void* p) { access(p, n, kRead, PC); }                          \
-    EMU_API void __tsan_write##n(void* p) { access(p, n, kWrite, PC); }                        \
+    EMU_API void __tsan_read##n(void* p) { access(p, n, kRead | kAligned, PC); }               \
+    EMU_API void __tsan_write##n(void* p) { access(p, n, kWrite | kAligned, PC); }             \
     EMU_API void __tsan_unaligned_read##n(void* p) { access(p, n, kRead, PC); }                \
     EMU_API void __tsan_unaligned_write##n(void* p) { access(p, n, kWrite, PC); }              \
-    EMU_API void __tsan_volatile_read##n(void* p) { access(p, n, kRead, PC); emu_yield(); }    \
-    EMU_API void __tsan_volatile_write##n(void* p) { access(p, n, kWrite, PC); }               \
-    EMU_API void __tsan_unaligned_volatile_read##n(void* p) { access(p, n, kRead, PC); }       \
-    EMU_API void __tsan_unaligned_volatile_write##n(void* p) { access(p, n, kWrite, PC); }     \
+    EMU_API void __tsan_volatile_read##n(void* p) { volatile_access(p, n, kRead, PC); }        \
+    EMU_API void __tsan_volatile_write##n(void* p) { volatile_access(p, n, kWrite, PC); }      \
+    EMU_API void __tsan_unaligned_volatile_read##n(void* p) { volatile_access(p, n, kRead, PC); }   \
+    EMU_API void __tsan_unaligned_volatile_write##n(void* p) { volatile_access(p, n, kWrite, PC); } \
     EMU_API void __tsan_read_write##n(void* p) {                                               \
         access(p, n, kRead, PC);                                                               \
         access(p, n, kWrite, PC);                                                              \
@@ -552,20 +562,23 @@ EMU_API void __tsan_func_exit() {}
 EMU_API void __tsan_vptr_update(void**, void*) {}
 EMU_API void __tsan_vptr_read(void**) {}
 
-EMU_API void* __tsan_memcpy(void* to, const void* from, size_t n) {
-    access((void*)from, n, kRead, PC);
-    access(to, n, kWrite, PC);
+EMU_API void* emu_checked_memcpy(void* to, const void* from, size_t n, const void* pc) {
+    access((void*)from, n, kRead, pc);
+    access(to, n, kWrite, pc);
     return memcpy(to, from, n);
 }
-EMU_API void* __tsan_memmove(void* to, const void* from, size_t n) {
-    access((void*)from, n, kRead, PC);
-    access(to, n, kWrite, PC);
+EMU_API void* emu_checked_memmove(void* to, const void* from, size_t n, const void* pc) {
+    access((void*)from, n, kRead, pc);
+    access(to, n, kWrite, pc);
     return memmove(to, from, n);
 }
-EMU_API void* __tsan_memset(void* to, int value, size_t n) {
-    access(to, n, kWrite, PC);
+EMU_API void* emu_checked_memset(void* to, int value, size_t n, const void* pc) {
+    access(to, n, kWrite, pc);
     return memset(to, value, n);
 }
+EMU_API void* __tsan_memcpy(void* to, const void* from, size_t n) { return emu_checked_memcpy(to, from, n, PC); }
+EMU_API void* __tsan_memmove(void* to, const void* from, size_t n) { return emu_checked_memmove(to, from, n, PC); }
+EMU_API void* __tsan_memset(void* to, int value, size_t n) { return emu_checked_memset(to, value, n, PC); }
 
 // Atomic operations that the compiler has no built-in for.
 #define ATOMIC_UPDATE(name, type, result)                      \
@@ -600,7 +613,7 @@ EMU_API void emu_fence() {
         return *p;                                                                                                \
     }                                                                                                             \
     EMU_API void __tsan_atomic##bits##_store(volatile type* p, type v, int) {                                     \
-        access((void*)p, sizeof(type), kWrite, PC); /* a store does not read */                                   \
+        access((void*)p, sizeof(type), kWrite | kVolatile, PC); /* atomic, but it does not read */                                   \
         *p = v;                                                                                                   \
         synchronise(self);                                                                                        \
     }                                                                                                             \
@@ -653,7 +666,7 @@ ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t
 EMU_API void __tsan_atomic_thread_fence(int) { emu_fence(); }
 EMU_API void __tsan_atomic_signal_fence(int) {}
 
-// --------------------------------------------------------------------------------------------------- read by Python
+// ---------------- read by Python
 EMU_API int emu_site(int k, SiteCounters* out) {
     if (uint32_t(k) >= state.n_sites) return 0;
     *out = state.sites[k].counters;

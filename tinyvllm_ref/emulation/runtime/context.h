@@ -49,7 +49,7 @@ enum FaultKind : int32_t {
     kSlackOverwritten,
 };
 
-enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2 };
+enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kAligned = 8 };
 
 // Why a BarrierDivergence was raised.
 enum BarrierProblem : int32_t {
@@ -80,7 +80,6 @@ struct Fault {
 enum WarningKind : int32_t {
     kSameValueRace = 1,    // two threads store the same value: a race in name only
     kExitedBeforeBarrier,  // threads returned before a barrier that the others wait at
-    kReadFromAbsentLane,   // a shuffle read from a lane that does not take part
 };
 
 struct Warning {

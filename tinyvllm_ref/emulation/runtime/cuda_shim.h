@@ -8,10 +8,15 @@
 typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
 
-// ------------------------------------------------------------------------------------------------- qualifiers
+// ---------------- qualifiers
 #define EMU_EXPORT __attribute__((visibility("default")))
 #define EMU_INLINE inline __attribute__((always_inline))
+#ifdef EMU_FULL
+// Calls are inlined into the kernel: g++ does not instrument the store of a structure that a call returns.
+#define __global__ __attribute__((flatten))
+#else
 #define __global__
+#endif
 #define __device__
 #define __host__
 #define __managed__ emu_managed_memory_is_not_emulated
@@ -27,7 +32,7 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #define asm emu_inline_ptx_is_not_emulated
 #define __asm__ emu_inline_ptx_is_not_emulated
 
-// -------------------------------------------------------------------------------------------------- the runtime
+// ---------------- the runtime
 struct emu_shared_declaration {  // SharedDeclaration of context.h
     const char* name;
     size_t bytes, alignment, item;
@@ -47,7 +52,7 @@ void* emu_shared_dynamic(const char* name, size_t item);
 int emu_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 }
 
-// ------------------------------------------------------------------------------------------------- vector types
+// ---------------- vector types
 #define EMU_VECTOR(T, name, a1, a2, a4)                                                               \
     struct __align__(a1) name##1 { T x; };                                                            \
     struct __align__(a2) name##2 { T x, y; };                                                         \
@@ -91,7 +96,7 @@ extern EMU_TLS const __thread uint3 gridDim;
 }
 static const int warpSize = 32;
 
-// ------------------------------------------------------------------------------------------------ shared memory
+// ---------------- shared memory
 // `__shared__ float s[256];` is translated into a typedef, a tag with the name, and a reference to the block's
 // storage; each instance of a template has a declaration of its own.
 template <class T>
@@ -117,22 +122,7 @@ template <class T>
 EMU_INLINE T* emu_dynamic_pointer(const char* name) {
     return (T*)emu_shared_dynamic(name, sizeof(typename emu_element<T>::type));
 }
-// Declared outside of a function, a variable has no place until a block runs: these find it at each use.
-template <class T, class Tag>
-struct emu_shared_global {
-    EMU_INLINE operator T&() const { return emu_shared_reference<T, Tag>(); }
-    EMU_INLINE T* operator&() const { return &emu_shared_reference<T, Tag>(); }
-    template <class U>
-    EMU_INLINE T& operator=(const U& value) const {
-        return emu_shared_reference<T, Tag>() = value;
-    }
-};
-template <class T, class Tag>
-struct emu_dynamic_global {
-    EMU_INLINE operator T*() const { return emu_dynamic_pointer<T>(Tag::name()); }
-};
-
-// ---------------------------------------------------------------------------------------- barriers and fences
+// ---------------- barriers and fences
 #define __syncthreads() emu_syncthreads(__COUNTER__, __LINE__)
 #define __syncthreads_count(p) emu_syncthreads_reduce(0, (p) != 0, __COUNTER__, __LINE__)
 #define __syncthreads_and(p) emu_syncthreads_reduce(1, (p) != 0, __COUNTER__, __LINE__)
@@ -142,7 +132,7 @@ EMU_INLINE void __threadfence_block() { emu_fence(); }
 EMU_INLINE void __threadfence_system() { emu_fence(); }
 EMU_INLINE void __nanosleep(unsigned) { emu_yield(); }
 
-// ----------------------------------------------------------------------------------------------- warp functions
+// ---------------- warp functions
 // The numbers are those of `Collective` in scheduler.cpp.
 template <class T>
 EMU_INLINE T emu_warp_value(int kind, unsigned mask, T value, int source, int width, int line) {
@@ -205,7 +195,7 @@ EMU_REDUCE(__reduce_or_sync, 14)
 EMU_REDUCE(__reduce_xor_sync, 15)
 EMU_INLINE unsigned __activemask() { return emu_active_mask(); }
 
-// ------------------------------------------------------------------------------------------------------- atomics
+// ---------------- atomics
 #define EMU_ATOMIC_INTEGER(T)                                                                                   \
     EMU_INLINE T atomicAdd(T* p, T v) { emu_yield(); return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }       \
     EMU_INLINE T atomicExch(T* p, T v) { emu_yield(); return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }     \
@@ -281,7 +271,7 @@ EMU_SCOPED(atomicMax)
 EMU_SCOPED(atomicAnd)
 EMU_SCOPED(atomicOr)
 
-// ------------------------------------------------------------------------------------------------- memory access
+// ---------------- memory access
 template <class T> EMU_INLINE T __ldg(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldcg(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldca(const T* p) { return *p; }
@@ -291,11 +281,24 @@ template <class T> EMU_INLINE void __stcg(T* p, T v) { *p = v; }
 template <class T> EMU_INLINE void __stcs(T* p, T v) { *p = v; }
 template <class T> EMU_INLINE void __stwb(T* p, T v) { *p = v; }
 template <class T> EMU_INLINE void __stwt(T* p, T v) { *p = v; }
+#if defined(EMU_FULL) && defined(__clang__)
+// clang copies structures with memcpy and, before version 15, leaves the check to a replaced memcpy: this is it.
+#define EMU_CHECKED_COPY(name, From)                                                                  \
+    extern "C" void* emu_checked_##name(void* to, From from, size_t n, const void* pc);               \
+    extern "C" __attribute__((visibility("hidden"), used, noinline, no_sanitize("thread"))) void* name( \
+        void* to, From from, size_t n) noexcept {                                                     \
+        return emu_checked_##name(to, from, n, __builtin_return_address(0));                          \
+    }
+EMU_CHECKED_COPY(memcpy, const void*)
+EMU_CHECKED_COPY(memmove, const void*)
+EMU_CHECKED_COPY(memset, int)
+#else
 extern "C" void* memcpy(void*, const void*, size_t) noexcept;
 extern "C" void* memset(void*, int, size_t) noexcept;
 extern "C" void* memmove(void*, const void*, size_t) noexcept;
+#endif
 
-// --------------------------------------------------------------------------------------------------- mathematics
+// ---------------- mathematics
 #define EMU_MATH1(name)                                   \
     extern "C" double name(double) noexcept;              \
     extern "C" float name##f(float) noexcept;             \
@@ -408,7 +411,7 @@ EMU_INLINE double __dmul_rn(double a, double b) { return a * b; }
 EMU_INLINE double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 EMU_INLINE double __ddiv_rn(double a, double b) { return a / b; }
 
-// --------------------------------------------------------------------------------------------- conversions, bits
+// ---------------- conversions, bits
 #define EMU_BITS(name, To, From)             \
     EMU_INLINE To name(From x) {             \
         To y;                                \
@@ -421,6 +424,11 @@ EMU_BITS(__int_as_float, float, int)
 EMU_BITS(__uint_as_float, float, unsigned)
 EMU_BITS(__double_as_longlong, long long, double)
 EMU_BITS(__longlong_as_double, double, long long)
+EMU_INLINE int __double2hiint(double x) { return (int)(__double_as_longlong(x) >> 32); }
+EMU_INLINE int __double2loint(double x) { return (int)__double_as_longlong(x); }
+EMU_INLINE double __hiloint2double(int hi, int lo) {
+    return __longlong_as_double((long long)((unsigned long long)(unsigned)hi << 32 | (unsigned)lo));
+}
 // Out of range gives the nearest value of the type, NaN gives 0, as the card's conversion does.
 template <class To>
 EMU_INLINE To emu_to_integer(double x, double lo, double hi, To lo_value, To hi_value) {
@@ -431,11 +439,18 @@ EMU_INLINE unsigned emu_to_uint(double x) { return emu_to_integer<unsigned>(x, 0
 EMU_INLINE long long emu_to_long(double x) {
     return emu_to_integer<long long>(x, -9223372036854775808.0, 9223372036854775808.0, -9223372036854775807LL - 1, 9223372036854775807LL);
 }
+EMU_INLINE unsigned long long emu_to_ulong(double x) {
+    return emu_to_integer<unsigned long long>(x, 0.0, 18446744073709551616.0, 0ull, 18446744073709551615ull);
+}
 #define EMU_ROUND(suffix, function)                                                          \
     EMU_INLINE int __float2int_##suffix(float x) { return emu_to_int(function((double)x)); } \
     EMU_INLINE unsigned __float2uint_##suffix(float x) { return emu_to_uint(function((double)x)); } \
     EMU_INLINE long long __float2ll_##suffix(float x) { return emu_to_long(function((double)x)); }  \
-    EMU_INLINE int __double2int_##suffix(double x) { return emu_to_int(function(x)); }
+    EMU_INLINE int __double2int_##suffix(double x) { return emu_to_int(function(x)); }              \
+    EMU_INLINE unsigned __double2uint_##suffix(double x) { return emu_to_uint(function(x)); }       \
+    EMU_INLINE long long __double2ll_##suffix(double x) { return emu_to_long(function(x)); }        \
+    EMU_INLINE unsigned long long __float2ull_##suffix(float x) { return emu_to_ulong(function((double)x)); } \
+    EMU_INLINE unsigned long long __double2ull_##suffix(double x) { return emu_to_ulong(function(x)); }
 EMU_ROUND(rn, nearbyint)
 EMU_ROUND(rz, trunc)
 EMU_ROUND(rd, floor)
@@ -443,11 +458,19 @@ EMU_ROUND(ru, ceil)
 EMU_INLINE float __int2float_rn(int x) { return (float)x; }
 EMU_INLINE float __uint2float_rn(unsigned x) { return (float)x; }
 EMU_INLINE float __ll2float_rn(long long x) { return (float)x; }
+EMU_INLINE float __ull2float_rn(unsigned long long x) { return (float)x; }
+EMU_INLINE double __uint2double_rn(unsigned x) { return (double)x; }
+EMU_INLINE double __ll2double_rn(long long x) { return (double)x; }
 EMU_INLINE float __double2float_rn(double x) { return (float)x; }
 EMU_INLINE double __int2double_rn(int x) { return (double)x; }
 
-EMU_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }
-EMU_INLINE int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+// Not the compiler's built-in: on old processors that is a call into a library which kernels do not link.
+EMU_INLINE int __popcll(unsigned long long x) {
+    x -= x >> 1 & 0x5555555555555555ull;
+    x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
+    return (int)(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
+}
+EMU_INLINE int __popc(unsigned x) { return __popcll(x); }
 EMU_INLINE int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 EMU_INLINE int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 EMU_INLINE int __ffs(int x) { return __builtin_ffs(x); }
@@ -469,6 +492,10 @@ EMU_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long lon
 EMU_INLINE int __mul24(int a, int b) { return ((a << 8) >> 8) * ((b << 8) >> 8); }
 EMU_INLINE unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 EMU_INLINE int __hadd(int a, int b) { return (int)(((long long)a + b) >> 1); }
+EMU_INLINE int __rhadd(int a, int b) { return (int)(((long long)a + b + 1) >> 1); }
+EMU_INLINE unsigned __uhadd(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a + b) >> 1); }
+EMU_INLINE unsigned __urhadd(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a + b + 1) >> 1); }
+EMU_INLINE unsigned __usad(unsigned a, unsigned b, unsigned c) { return c + (a > b ? a - b : b - a); }
 EMU_INLINE unsigned __sad(int a, int b, unsigned c) { return c + (unsigned)(a > b ? a - b : b - a); }
 EMU_INLINE unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
     n &= 31;
@@ -493,7 +520,7 @@ EMU_INLINE int __dp4a(int a, int b, int c) {
     return c;
 }
 
-// ------------------------------------------------------------------------------------ constants, printing, stopping
+// ---------------- constants, printing, stopping
 #ifndef INFINITY
 #define INFINITY __builtin_inff()
 #endif
@@ -516,7 +543,7 @@ EMU_INLINE long long clock64() {
 }
 EMU_INLINE clock_t clock() { return (clock_t)clock64(); }
 
-// ------------------------------------------------------------------------------------- how Python calls a kernel
+// ---------------- how Python calls a kernel
 struct emu_parameter {  // read by launch.py
     int kind;           // 0 pointer, 1 signed, 2 unsigned, 3 floating, 4 bool, 5 anything else
     int size, alignment;

@@ -32,7 +32,7 @@ enum { kF32 = 0, kF16 = 2, kBf16 = 14 };       // cudaDataType
 constexpr int kLanes = 16;
 constexpr long kBlockK = 1024;                 // part of the fixed order of the sums
 constexpr long kPanelRows = 120;               // resident rows at a time: a multiple of every MR
-constexpr size_t kPanelBytes = 1024 << 10;      // a panel of all k is kept where it fits into this
+constexpr size_t kPanelBytes = 512 << 10;      // a panel of all k is kept where it fits into this
 constexpr long kStreamRows = 256;              // streamed rows that share a panel of one kBlockK
 constexpr long kWorkPerThread = 1 << 20;       // multiply-adds that are worth a thread
 constexpr long kTasksPerThread = 8;
@@ -90,7 +90,7 @@ struct Kernels {
     Rows f32, bf16, f16;
 };
 
-// ---------------------------------------------------------------- instruction sets
+// ---------------- instruction sets
 
 #if defined(__x86_64__)
 
@@ -254,7 +254,7 @@ const Kernels& select_kernels() {
     return plain::kernels;
 }
 
-// ---------------------------------------------------------------- blocking
+// ---------------- blocking
 
 // One operand as rows of k: element (i, k) lies at data[(i * row + k * col)].
 struct Operand {
@@ -352,7 +352,7 @@ void tile(const Problem& g, const Operand& resident, const Operand& streamed, lo
     const Kernels& kernels = *g.kernels;
     const bool whole = panel_holds_all(g, rows);
     const ptrdiff_t ld = whole ? round_up(g.k, kLanes) + kLanes : kPackedLd;
-    // With two blocks or fewer, converting streamed rows as they are used is cheaper than storing them first.
+    // With four blocks or fewer, converting streamed rows as they are used is cheaper than storing them first.
     const bool direct = rows <= 4 * kernels.mr && streamed.col == 1;
     for (long k = 0; k < g.k; k += kBlockK) {
         const long width = g.k - k < kBlockK ? g.k - k : kBlockK;

@@ -85,7 +85,7 @@ void run_blocks(Worker* w, Launch* launch) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------- worker pool
+// ---------------- worker pool
 struct Pool {
     Mutex mutex;
     pthread_cond_t start = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;

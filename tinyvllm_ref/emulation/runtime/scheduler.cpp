@@ -34,7 +34,7 @@ enum Collective {
 
 int lowest(uint32_t bits) { return __builtin_ctz(bits); }
 
-// ------------------------------------------------------------------------------------------- which thread next
+// ---------------- which thread next
 void make_current(Worker* w, int t) {
     w->current = t;
     threadIdx = w->index[t];
@@ -68,7 +68,7 @@ inline int take_next(Worker* w, bool* start) {
     return number * 32 + lane;
 }
 
-// ---------------------------------------------------------------------------------------------------- fibers
+// ---------------- fibers
 void fiber_main();
 
 // A stack on which the current thread will start when it is switched to.
@@ -140,7 +140,7 @@ void fiber_main() {
     }
 }
 
-// --------------------------------------------------------------------------------------------------- barriers
+// ---------------- barriers
 void release_barrier(Worker* w) {
     if (w->n_exited && w->launch->full && !w->warned_exit) {
         w->warned_exit = true;
@@ -243,18 +243,8 @@ void report_deadlock(Worker* w) {
     fail(kBarrierDivergence);
 }
 
-// ------------------------------------------------------------------------------------------- warp collectives
-void warn_absent_lane(Worker* w, int t, int source) {
-    if (!w->launch->full) return;
-    Warning warning = {};
-    warning.kind = kReadFromAbsentLane;
-    warning.line = w->thread[t].line;
-    warning.thread = t;
-    warning.other_thread = source;
-    warning.block = warning.other_block = w->block_number;
-    warning.shared_slot = -1;
-    warn(warning);
-}
+// ---------------- warp collectives
+constexpr uint64_t kUndefined = ~uint64_t(0);  // what a shuffle from a lane that takes no part gives: NaN
 
 int shuffle_source(const Thread& thread, int lane) {
     int width = thread.width, base = lane / width * width, k = lane % width, s = thread.source;
@@ -286,8 +276,7 @@ void resolve(Worker* w, int warp, uint32_t have, int kind) {
         for (uint32_t bits = have; bits; bits &= bits - 1) {
             int lane = lowest(bits), source = shuffle_source(lanes[lane], lane);
             bool present = have >> source & 1;
-            if (!present) warn_absent_lane(w, warp * 32 + lane, warp * 32 + source);
-            lanes[lane].result = present ? lanes[source].value : lanes[lane].value;
+            lanes[lane].result = present ? lanes[source].value : kUndefined;
         }
         return;
     }
@@ -321,34 +310,26 @@ void resolve(Worker* w, int warp, uint32_t have, int kind) {
     if (kind == kSyncWarp) w->warp[warp].sync_epoch++;
 }
 
-// Complete any collective of this warp whose lanes have all come.
+// The lanes that a waiting lane's collective needs, if all of them stand at it; else 0.
+uint32_t complete_lanes(Worker* w, int warp, const Thread& first) {
+    uint32_t need = first.mask & w->warp[warp].existing & ~w->warp[warp].exited;
+    if ((w->warp[warp].in_collective & need) != need) return 0;
+    for (uint32_t bits = need; bits; bits &= bits - 1) {
+        const Thread& thread = w->thread[warp * 32 + lowest(bits)];
+        if (thread.kind != first.kind || thread.mask != first.mask || thread.line != first.line) return 0;
+    }
+    return need;
+}
+
+// Complete a collective of this warp whose lanes have all come, if there is one.
 void try_collective(Worker* w, int warp) {
-    for (uint32_t waiting = w->warp[warp].in_collective; waiting;) {
-        Thread& first = w->thread[warp * 32 + lowest(waiting)];
-        uint32_t need = first.mask & w->warp[warp].existing & ~w->warp[warp].exited;
-        if ((w->warp[warp].in_collective & need) != need) {
-            waiting &= ~need & (waiting - 1);
-            continue;
-        }
-        for (uint32_t bits = need; bits; bits &= bits - 1) {
-            int t = warp * 32 + lowest(bits);
-            Thread& thread = w->thread[t];
-            if (thread.kind == first.kind && thread.mask == first.mask && thread.line == first.line) continue;
-            Fault& f = w->fault;
-            f.problem = kDifferentCollectives;
-            f.line = first.line;
-            f.other_line = thread.line;
-            f.thread = warp * 32 + lowest(need);
-            f.other_thread = t;
-            f.other_block = w->block_number;
-            f.mask = first.mask;
-            f.other_mask = thread.mask;
-            f.count = f.other_count = 1;
-            fail(kBarrierDivergence);
-        }
-        resolve(w, warp, need, first.kind);
-        w->warp[warp].in_collective &= ~need;
-        w->warp[warp].ready |= need;
+    for (uint32_t waiting = w->warp[warp].in_collective; waiting; waiting &= waiting - 1) {
+        const Thread& first = w->thread[warp * 32 + lowest(waiting)];
+        uint32_t lanes = complete_lanes(w, warp, first);
+        if (!lanes) continue;
+        resolve(w, warp, lanes, first.kind);
+        w->warp[warp].in_collective &= ~lanes;
+        w->warp[warp].ready |= lanes;
         update_runnable(w, warp);
         return;
     }
@@ -386,7 +367,7 @@ void run_block(Worker* w, uint64_t number) {
 
 using namespace emu;
 
-// ------------------------------------------------------------------------------------ called by translated kernels
+// ---------------- called by translated kernels
 EMU_API void emu_syncthreads(int site, int line) { wait_at_barrier(self, site, line, false); }
 
 EMU_API int emu_syncthreads_reduce(int what, int predicate, int site, int line) {
