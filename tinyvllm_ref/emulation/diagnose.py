@@ -237,7 +237,8 @@ def _slack_overwritten(launched: Launched, fault: Fault) -> KernelError:
     array, index = launched.element(fault.address, -1)
     message = (
         f"kernel `{launched.entry.name}`: out of bounds: {array}[{index}] was written, beside the array. "
-        'Fast mode saw it only after the launch; run it under `with cp.checks("full"):` to see the thread and the line'
+        "Fast mode saw it only after the launch; run it under `with cp.checks('full'):` "
+        "to see the thread and the line"
     )
     return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index)
 
@@ -320,7 +321,8 @@ def _timeout(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
     message = (
         f"kernel `{launched.entry.name}`: timeout: it ran for more than "
-        f"{settings.current_timeout():g} seconds, and was stopped; does a loop never end?\n  it was at {_who(launched, site)}\n{_show(site)}"
+        f"{settings.current_timeout():g} seconds, and was stopped; does a loop never end?\n"
+        f"  it was at {_who(launched, site)}\n{_show(site)}"
     )
     return KernelTimeout(message, kernel=launched.entry.name, site=site)
 

@@ -108,7 +108,7 @@ def _pointer_converter(parameter: Parameter, kind: ParameterType, number: int) -
             if kind.item_alignment > 1 and pointer % kind.item_alignment and value.size:
                 raise ValueError(
                     f"{label}: the array starts at an address that is no multiple of {kind.item_alignment} "
-                    f"bytes,                     f"as {_type_text(parameter, kind)} needs"
+                    f"bytes, as {_type_text(parameter, kind)} needs"
                 )
             return int(pointer)
         if isinstance(value, MemoryPointer):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 INSTALL_HINT = (
     "no C++ compiler was found. Install one of: `apt-get install g++` (Debian, Ubuntu), `dnf install "
-    "gcc-c++` (Fedora), `xcode-select --install` (macOS), `conda install cxx-compiler`, or `pip install ziglang`; "
-    "or name yours in the environment variable CXX"
+    "gcc-c++` (Fedora), `xcode-select --install` (macOS), `conda install cxx-compiler`, "
+    "or `pip install ziglang`; or name yours in the environment variable CXX"
 )
 
 
