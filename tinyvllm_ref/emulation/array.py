@@ -11,6 +11,7 @@ written out below them. ``cp.anything_else`` raises AttributeError and says so (
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import math
 import sys
@@ -1042,7 +1043,7 @@ class ndarray:
 
 def _shape_tuple(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple of ints, none of them negative."""
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not all(isinstance(n, (int, np.integer)) for n in sizes):
         raise TypeError(f"a shape must consist of integers, not {shape!r}")
     if any(n < 0 for n in sizes):
@@ -1311,7 +1312,7 @@ linalg = types.SimpleNamespace(
     LinAlgError=np.linalg.LinAlgError,
 )
 
-__all__ = sorted({"linalg", "ndarray", *FUNCTIONS, *CONSTANTS})
+__all__ = sorted({"linalg", "ndarray", "random", *FUNCTIONS, *CONSTANTS})
 
 
 def __getattr__(name: str) -> Any:
@@ -1320,6 +1321,8 @@ def __getattr__(name: str) -> Any:
         return FUNCTIONS[name]
     if name in CONSTANTS:
         return getattr(np, name)
+    if name == "random":  # imports this module
+        return importlib.import_module(".random", __package__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -84,17 +84,27 @@ class NoSuchKernel(LookupError):
 
 # ---------------- options
 def _host_options(options: tuple[str, ...], source: str) -> list[str]:
-    """NVRTC's options as the host compiler's: defines, include folders and the standard."""
-    flags, standard = [], "-std=c++17"
+    """NVRTC's options as the host compiler's: include folders and the standard."""
+    return _sort_options(options, source)[0]
+
+
+def _sort_options(options: tuple[str, ...], source: str) -> tuple[list[str], list[str]]:
+    """The host compiler's flags, and preprocessor lines: a macro must not change our own header."""
+    flags, lines, standard = [], [], "-std=c++17"
     queue = list(options)
     while queue:
         option = queue.pop(0)
         short = option.replace("--define-macro=", "-D").replace("--undefine-macro=", "-U")
         short = short.replace("--include-path=", "-I")
         if short in {"-D", "-U", "-I"} and queue:
-            flags.append(short + queue.pop(0))
-        elif short[:2] in {"-D", "-U", "-I"}:
+            queue.insert(0, short + queue.pop(0))
+        elif short[:2] == "-I":
             flags.append(short)
+        elif short[:2] == "-U":
+            lines.append(f"#undef {short[2:]}")
+        elif short[:2] == "-D":
+            name, _, value = short[2:].partition("=")
+            lines.append(f"#define {name} {value or ('' if '=' in short else '1')}")
         elif re.fullmatch(r"--?std=c\+\+(11|14|17|20)", short):
             standard = "-std=" + short.split("=")[1]
         elif short in {"-default-device", "-w"} or _IGNORED.match(short):
@@ -103,7 +113,7 @@ def _host_options(options: tuple[str, ...], source: str) -> list[str]:
             raise CompileException(
                 f"nvrtc: error: unrecognized option {option!r}", source, SOURCE_NAME, tuple(options)
             )
-    return [standard, *flags]
+    return [standard, *flags], lines
 
 
 # ---------------- messages
@@ -162,9 +172,10 @@ def _callable_names(translation: Translation, expressions: tuple[str, ...]) -> l
     return list(dict.fromkeys([*plain, *expressions]))
 
 
-def _unit(translation: Translation, names: list[str]) -> str:
+def _unit(translation: Translation, names: list[str], defines: list[str]) -> str:
     entries = "".join(f"EMU_ENTRY({k}, {name})\n" for k, name in enumerate(names))
-    return f'#line 1 "{SOURCE_NAME}"\n{translation.code}\n#line 1 "entries"\n{entries}'
+    before = "\n".join(['#include "cuda_shim.h"', *defines])
+    return f'{before}\n#line 1 "{SOURCE_NAME}"\n{translation.code}\n#line 1 "entries"\n{entries}'
 
 
 def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
@@ -178,7 +189,7 @@ def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
 def _build(target: Path, unit: str, translation: Translation, options: tuple[str, ...], mode: str) -> None:
     compiler = toolchain.find()
     flags = [*_host_options(options, translation.source), *_mode_flags(compiler, mode)]
-    flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-include", str(native.SOURCE_FOLDER / "cuda_shim.h")]
+    flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
     link = [str(native.library_path()), "-lm", "-lc"]
     link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
@@ -196,13 +207,19 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
         target.write_bytes(made.read_bytes())
 
 
+def _only_entries_fail(raw: str) -> bool:
+    """Is what does not compile the names that were asked for, and nothing in the source or its headers?"""
+    errors = [match for match in map(_DIAGNOSTIC.match, raw.splitlines()) if match and "error" in match["what"]]
+    return bool(errors) and all(match["file"] == "entries" for match in errors)
+
+
 def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Exception:
     if "No space left on device" in raw:
         return OSError(28, "no space left on the disk while compiling a kernel")
     text, errors = format_messages(raw, translation)
     if errors:
         text += f'\n{errors} error{"s" if errors > 1 else ""} detected in the compilation of "{SOURCE_NAME}".'
-    elif re.search(r"^entries:\d+", raw, re.MULTILINE):
+    elif _only_entries_fail(raw):
         return NoSuchKernel(_tidy(raw))
     else:
         text = text or _link_message(raw, translation)
@@ -287,8 +304,9 @@ def compile_source(
     compiler = toolchain.find()
     translation = translate(source)
     names = _callable_names(translation, expressions)
-    unit = _unit(translation, names)
-    flags = shlex.join([*options, *_mode_flags(compiler, mode)])
-    name = cache.key(unit, flags, compiler.version, str(native.library_path())) + ".so"
+    flags, defines = _sort_options(options, source)
+    unit = _unit(translation, names, defines)
+    key_flags = shlex.join([*flags, *_mode_flags(compiler, mode)])
+    name = cache.key(unit, key_flags, compiler.version, str(native.library_path())) + ".so"
     path = cache.get_or_make(name, lambda target: _build(target, unit, translation, options, mode))
     return _load(path, translation, names)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import os
 import struct
 from typing import Any, NoReturn
 
@@ -55,10 +54,8 @@ def _gemm() -> Any:
 
 
 def _threads() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many threads a product may use: ``set_workers``, by default one a core."""
+    return int(native.runtime().emu_workers())
 
 
 # ---------------- handles

@@ -13,6 +13,7 @@ from .compiler import Entry, Library
 from .debug_lines import line_of
 from .errors import (
     BarrierDivergence,
+    CompileException,
     DataRace,
     KernelAssertion,
     KernelError,
@@ -356,7 +357,16 @@ def _misaligned(launched: Launched, fault: Fault) -> KernelError:
     return KernelFault(message, kernel=launched.entry.name, array=array, index=index, site=site)
 
 
-_MAKERS: dict[int, Callable[[Launched, Fault], KernelError]] = {
+def _too_much_shared(launched: Launched, fault: Fault) -> CompileException:
+    message = (
+        f"ptxas error   : Entry function '{launched.entry.name}' uses too much shared data "
+        f"({fault.bytes:#x} bytes, {48 << 10:#x} max): its __shared__ variables take {fault.bytes:,} bytes; a "
+        "block has 49,152, and more only as dynamic shared memory"
+    )
+    return CompileException(message, launched.library.translation.source, launched.entry.name, ())
+
+
+_MAKERS: dict[int, Callable[[Launched, Fault], Exception]] = {
     1: _out_of_bounds,
     2: _uninitialized,
     3: _data_race,
@@ -365,13 +375,13 @@ _MAKERS: dict[int, Callable[[Launched, Fault], KernelError]] = {
     6: _assertion,
     7: _fault("integer division by zero"),
     8: _fault("the kernel stopped itself (__trap, or an instruction that is not allowed)"),
-    9: _fault("the stack is full: local arrays of a thread, or calls within calls, take more than 250 KB"),
-    10: _fault("too much shared memory: __shared__ variables together take more than a block can have"),
+    9: _fault("the stack is full: local arrays of a thread, or calls within calls, take more than 600 KB"),
+    10: _too_much_shared,
     11: _misaligned,
     12: _slack_overwritten,
 }
 
 
-def error(fault: Fault, launched: Launched) -> KernelError:
+def error(fault: Fault, launched: Launched) -> Exception:
     """The exception for a fault."""
     return _MAKERS[fault.kind](launched, fault)

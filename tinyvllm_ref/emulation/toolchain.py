@@ -52,7 +52,7 @@ class Toolchain:
         flags = ["-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti"]
         flags += ["-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno"]
         flags += ["-fno-trapping-math", "-fno-stack-protector", "-fno-threadsafe-statics"]
-        flags += ["-fno-delete-null-pointer-checks"]
+        flags += ["-fno-delete-null-pointer-checks", "-fstack-clash-protection"]
         if self.family != "gcc":
             flags += ["-fno-sanitize=undefined"]  # zig turns it on by itself
         return flags

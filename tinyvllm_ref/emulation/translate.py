@@ -288,8 +288,8 @@ def _shared_edits(source: str, tokens: list[Token], k: int, start: int, local: b
         if is_dynamic:  # its first bound is the launch's
             edits.append(_Edit(tokens_of[1].start, tokens_of[2].end, ""))
         tag_type = (
-            f' struct {tag} {{ static constexpr const char* name() {{ return "{name.text}"; }}'
-            f" static constexpr int line() {{ return {line}; }} }};"
+            f' struct {tag} {{ static constexpr const char* emu_name() {{ return "{name.text}"; }}'
+            f" static constexpr int emu_line() {{ return {line}; }} }};"
         )
         if is_dynamic and local:
             tail.append(f' {type_name}* {name.text} = emu_dynamic_pointer<{type_name}>("{name.text}");')

@@ -64,6 +64,7 @@ struct State {
     bool fenced[kMaxThreads];     // since its last atomic operation this thread passed a __threadfence
     Array<BlockClock> blocks;
     Pending pending;
+    Fault unwritten;              // kind 0: none
     Counters counters;
     bool count;
     uint32_t n_sites;
@@ -146,20 +147,29 @@ void make_written(Worker* w, Allocation& a) {
     a.written = (uint8_t*)map_pages(a.written_bytes);
 }
 
+// A read of what nothing has written is not reported at once: if another thread writes there before the next
+// barrier, then it is the barrier that is missing, and the write will be found to race with this read.
 void check_written(Worker* w, const Place& place, const char* p, size_t bytes, uint32_t access, const void* pc) {
     Allocation& a = *place.array;
     if (a.initialized) return;
     if (!a.written) make_written(w, a);
     uint8_t* written = a.written + place.offset;
-    if (access & kWrite) {
-        if (access & kAtomic)  // an atomic operation reads, too
-            for (size_t k = 0; k < bytes; k++)
-                if (!written[k]) stop(kUninitializedRead, pc, p, bytes, access, place.slot);
-        memset(written, 1, bytes);
-        return;
+    bool reads = !(access & kWrite) || (access & kAtomic);  // an atomic operation reads, too
+    for (size_t k = 0; reads && !state.unwritten.kind && k < bytes; k++) {
+        if (written[k]) continue;
+        Fault& f = state.unwritten;
+        describe(f, pc, p, bytes, access, place.slot);
+        f.kind = kUninitializedRead;
+        f.thread = uint32_t(w->current);
+        f.block = w->block_number;
     }
-    for (size_t k = 0; k < bytes; k++)
-        if (!written[k]) stop(kUninitializedRead, pc, p, bytes, access, place.slot);
+    if (access & kWrite) memset(written, 1, bytes);
+}
+
+void report_unwritten(Worker* w) {
+    if (!state.unwritten.kind) return;
+    w->fault = state.unwritten;
+    siglongjmp(w->escape, 1);
 }
 
 // ---------------- races
@@ -269,13 +279,14 @@ void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) 
         if (first) race(w, now, slot, c.read_pc, c.read_thread, c.read_stamp, kRead, false);
         if (second) race(w, now, slot, c.read2_pc, c.read2_thread, c.read_stamp, kRead, false);
     }
-    if (c.write_stamp != state.stamp || c.write_thread != w->current) c.write_bytes = 0;
+    bool again = c.write_stamp == state.stamp && c.write_thread == w->current;
+    if (!again) c.write_bytes = 0;
+    c.write_atomic = again ? c.write_atomic && atomic : atomic;  // one plain store makes it plain
     c.write_stamp = state.stamp;
     c.write_thread = uint16_t(w->current);
     c.write_epoch = uint16_t(w->warp[w->current / 32].sync_epoch);
     c.write_pc = pc32(now.pc);
     c.write_bytes |= bytes;
-    c.write_atomic = atomic;
 }
 
 void check_races(Worker* w, const Place& place, const Access& now) {
@@ -426,6 +437,7 @@ void sum_sites() {
 void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     Worker* w = self;
     if (!w || !w->running || bytes == 0) return;
+    w->called_from = pc;
     if (state.pending.active) settle(w);
     Place place;
     char* p = (char*)address;
@@ -476,6 +488,7 @@ void checks_begin(Worker* w) {
     state.launch_stamp = ++state.stamp;
     state.blocks.clear();
     state.pending.active = false;
+    state.unwritten.kind = kNone;
     state.counters = Counters{};
     state.n_sites = 0;
     memset(state.site_of, 0, sizeof state.site_of);
@@ -494,9 +507,17 @@ void checks_block(Worker* w) {
 
 void checks_barrier(Worker* w) {
     if (state.pending.active) settle(w);
+    report_unwritten(w);
     state.stamp++;
     state.counters.barriers++;
     flush_requests(w);
+}
+
+void checks_block_end(Worker* w) { report_unwritten(w); }
+
+// Whatever happened after a read of unwritten memory, but for the race that explains it, came of that read.
+void checks_failed(Worker* w) {
+    if (state.unwritten.kind && w->fault.kind != kDataRace) w->fault = state.unwritten;
 }
 
 void checks_thread_switch(Worker* w) {

@@ -13,9 +13,10 @@ namespace emu {
 
 constexpr int kMaxThreads = 1024;     // threads of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr size_t kStack = 256 << 10;  // addresses of a thread's stack; memory is used as it is touched
+constexpr size_t kStack = 640 << 10;  // addresses of a thread's stack; memory is used as it is touched
 constexpr int kMaxShared = 64;        // __shared__ variables that one block can use
-constexpr size_t kSharedLimit = 232448;             // the most that any card gives a block, in bytes
+constexpr size_t kSharedLimit = 232448;  // bytes, the most that any card gives a block
+constexpr size_t kStaticSharedLimit = 48 << 10;     // of variables with a size in the source
 constexpr size_t kSharedStride = size_t(1) << 20;   // full mode: distance of two shared variables
 constexpr uint16_t kNobody = 0xFFFF;
 
@@ -163,6 +164,7 @@ struct Worker {
     volatile sig_atomic_t running;    // in a kernel's code: a fault is the kernel's
     volatile sig_atomic_t busy;       // in a part of the runtime that must not be left half done
     volatile sig_atomic_t timed_out;
+    const void* called_from;          // the last call from the kernel into the runtime
     sigjmp_buf escape;
     Fault fault;
     void* pthread;                    // where the watchdog sends its signal
@@ -187,7 +189,7 @@ struct Worker {
     void* main_sp;
 
     char* shared;                     // the arena
-    size_t shared_used;
+    size_t shared_used, static_shared_used;
     char* shared_at[kMaxShared];      // slot -> address in this block, null until used
     SharedDeclaration* shared_of[kMaxShared];
     int used_slots[kMaxShared];
@@ -222,6 +224,8 @@ extern SharedDeclaration dynamic_shared;
 // checks.cpp
 void checks_begin(Worker* w);               // a launch
 void checks_block(Worker* w);
+void checks_block_end(Worker* w);
+void checks_failed(Worker* w);              // before the fault is reported
 void checks_barrier(Worker* w);
 void checks_thread_switch(Worker* w);
 void checks_thread_start(Worker* w);

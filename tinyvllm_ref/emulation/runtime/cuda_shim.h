@@ -112,7 +112,7 @@ struct emu_shared_variable {
 };
 template <class T, class Tag>
 emu_shared_declaration emu_shared_variable<T, Tag>::declaration = {
-    Tag::name(), sizeof(T), alignof(T), sizeof(typename emu_element<T>::type), Tag::line(), 0};
+    Tag::emu_name(), sizeof(T), alignof(T), sizeof(typename emu_element<T>::type), Tag::emu_line(), 0};
 
 template <class T, class Tag>
 EMU_INLINE T& emu_shared_reference() {
@@ -595,5 +595,5 @@ EMU_CALL void emu_call(void (*f)(A...), void** p) {
     emu_call_numbered(f, p, typename emu_count<sizeof...(A)>::type());
 }
 #define EMU_ENTRY(number, ...)                                                                                       \
-    extern "C" EMU_EXPORT EMU_UNCHECKED void emu_entry_##number(void** p) { emu_call(&__VA_ARGS__, p); }             \
-    extern "C" EMU_EXPORT EMU_UNCHECKED int emu_describe_##number(emu_parameter* out) { return emu_describe(&__VA_ARGS__, out); }
+    extern "C" EMU_EXPORT EMU_UNCHECKED void emu_entry_##number(void** emu_args) { emu_call(&__VA_ARGS__, emu_args); } \
+    extern "C" EMU_EXPORT EMU_UNCHECKED int emu_describe_##number(emu_parameter* emu_out) { return emu_describe(&__VA_ARGS__, emu_out); }

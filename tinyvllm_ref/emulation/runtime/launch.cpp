@@ -79,6 +79,7 @@ void run_blocks(Worker* w, Launch* launch) {
         w->running = 0;
     } else {
         w->running = 0;
+        if (launch->full) checks_failed(w);
         w->n_stacks = w->n_idle = 0;  // their threads stopped half-way: start each stack anew
         __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
         hurry_watch(0.5);  // the others finish their blocks, unless one never does

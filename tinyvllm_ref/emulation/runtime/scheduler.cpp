@@ -348,7 +348,7 @@ void begin_block(Worker* w, uint64_t number) {
     }
     w->arrived = w->n_exited = w->count_true = 0;
     w->n_used = 0;
-    w->shared_used = 0;
+    w->shared_used = w->static_shared_used = 0;
     w->current = 0;
     if (launch->full) checks_block(w);
     if (launch->dynamic_bytes) place_in_block(w, &dynamic_shared);
@@ -361,6 +361,7 @@ void run_block(Worker* w, uint64_t number) {
     bool start;
     make_current(w, take_next(w, &start));
     emu_switch(&w->main_sp, take_stack(w));
+    if (w->launch->full) checks_block_end(w);
 }
 
 }  // namespace emu
@@ -368,16 +369,24 @@ void run_block(Worker* w, uint64_t number) {
 using namespace emu;
 
 // ---------------- called by translated kernels
-EMU_API void emu_syncthreads(int site, int line) { wait_at_barrier(self, site, line, false); }
+#define FROM_KERNEL(w) (w->called_from = __builtin_return_address(0))
+
+EMU_API void emu_syncthreads(int site, int line) {
+    Worker* w = self;
+    FROM_KERNEL(w);
+    wait_at_barrier(w, site, line, false);
+}
 
 EMU_API int emu_syncthreads_reduce(int what, int predicate, int site, int line) {
     Worker* w = self;
+    FROM_KERNEL(w);
     wait_at_barrier(w, site, line, predicate != 0);
     return what == 0 ? w->count_result : what == 1 ? w->all_result : w->any_result;
 }
 
 EMU_API uint64_t emu_collective(int kind, uint32_t mask, uint64_t value, int source, int width, int line) {
     Worker* w = self;
+    FROM_KERNEL(w);
     int warp = w->current / 32, lane = w->current % 32;
     Thread& me = w->thread[w->current];
     me.kind = kind;
@@ -422,6 +431,7 @@ EMU_API uint32_t emu_active_mask() {
 // Fibers never pre-empt each other: a thread that spins on an atomic gives the others a turn.
 EMU_API void emu_yield() {
     Worker* w = self;
+    FROM_KERNEL(w);
     if (++w->spins < kSpinsBeforeYield || !w->runnable) return;
     w->spins = 0;
     int me = w->current, warp = me / 32;

@@ -20,8 +20,9 @@ int place_in_block(Worker* w, SharedDeclaration* d) {
     w->shared_of[slot] = d;
     size_t start = (w->shared_used + d->alignment - 1) / d->alignment * d->alignment;
     w->shared_used = start + d->bytes;
-    if (w->shared_used > kSharedLimit) {
-        w->fault.bytes = w->shared_used;
+    if (d != &dynamic_shared) w->static_shared_used += d->bytes;
+    if (w->static_shared_used > kStaticSharedLimit || w->shared_used > kSharedLimit) {
+        w->fault.bytes = w->static_shared_used;
         fail(kTooMuchShared);
     }
     char* base = w->shared + start;

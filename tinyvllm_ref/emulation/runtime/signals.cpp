@@ -74,6 +74,11 @@ void on_signal(int number, siginfo_t* info, void* context) {
     Fault& f = w->fault;
     f.pc = program_counter(context);
     f.exact = 1;
+    const char* pc = (const char*)f.pc;
+    if (pc < w->launch->image_lo || pc >= w->launch->image_hi) {  // in the runtime, on the kernel's behalf
+        f.pc = uint64_t(w->called_from);
+        f.exact = 0;
+    }
     f.thread = uint32_t(w->current);
     f.block = w->block_number;
     f.shared_slot = -1;

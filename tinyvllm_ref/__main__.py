@@ -1,0 +1,5 @@
+"""``python -m tinyvllm_ref``."""
+
+from .cli import main
+
+main()
