@@ -92,7 +92,8 @@ def test_a_python_float_is_refused_for_a_float():
 
 
 def test_python_ints_numpy_ints_and_bools_are_integers():
-    code = """extern "C" __global__ void put(long long* out, int a, unsigned char b, long long c, bool d, short e) {
+    code = """extern "C" __global__
+    void put(long long* out, int a, unsigned char b, long long c, bool d, short e) {
         out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e;
     }"""
     put = cp.RawKernel(code, "put")
@@ -156,7 +157,11 @@ def test_refuses_geometry_of_the_wrong_form(add, arrays, grid, error):
 
 
 def test_dynamic_shared_memory_has_a_limit_that_can_be_raised():
-    code = 'extern "C" __global__ void last(float* out, int n) { extern __shared__ float s[]; s[n - 1] = 3; out[0] = s[n - 1]; }'
+    code = """extern "C" __global__ void last(float* out, int n) {
+        extern __shared__ float s[];
+        s[n - 1] = 3;
+        out[0] = s[n - 1];
+    }"""
     kernel = cp.RawKernel(code, "last")
     out = cp.empty(1, np.float32)
     with pytest.raises(cp.cuda.driver.CUDADriverError, match="max_dynamic_shared_size_bytes"):
@@ -180,7 +185,7 @@ def test_static_shared_memory_over_48_kb_is_refused():
 
 
 def test_an_unknown_kernel_is_not_found():
-    with pytest.raises(cp.cuda.driver.CUDADriverError, match="named symbol not found.*`sub`.*`add`"):
+    with pytest.raises(cp.cuda.driver.CUDADriverError, match=r"named symbol not found.*`sub`.*`add`"):
         cp.RawKernel(ADD, "sub")((1,), (1,), ())
 
 
@@ -294,7 +299,7 @@ def test_printf_goes_to_standard_output(capsys):
 @pytest.mark.parametrize("mode", ["full", "fast"])
 def test_assert_stops_the_kernel(mode):
     code = 'extern "C" __global__ void check(int n) {\n    assert(threadIdx.x < n && "too many");\n}'
-    with cp.checks(mode), pytest.raises(cp.KernelAssertion, match="threadIdx.x < n") as caught:
+    with cp.checks(mode), pytest.raises(cp.KernelAssertion, match=r"threadIdx\.x < n") as caught:
         cp.RawKernel(code, "check")((1,), (8,), (np.int32(5),))
     assert caught.value.line == 2
     assert caught.value.thread == (5, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import tempfile
@@ -85,6 +86,17 @@ def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
             prune(directory)
         return path
     raise OSError("no folder for compiled kernels can be written to; set TINYVLLM_HOME to one that can")
+
+
+def load(name: str, make: Callable[[Path], None]) -> tuple[ctypes.CDLL, Path]:
+    """The cached library `name`, loaded; one that can not be loaded (cut short, say) is made again."""
+    path = get_or_make(name, make)
+    try:
+        return ctypes.CDLL(str(path)), path
+    except OSError:
+        path.unlink(missing_ok=True)
+        path = get_or_make(name, make)
+        return ctypes.CDLL(str(path)), path
 
 
 def prune(directory: Path, limit: int = _LIMIT_BYTES) -> None:

@@ -209,7 +209,9 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
 
 def _only_entries_fail(raw: str) -> bool:
     """Is what does not compile the names that were asked for, and nothing in the source or its headers?"""
-    errors = [match for match in map(_DIAGNOSTIC.match, raw.splitlines()) if match and "error" in match["what"]]
+    errors = [
+        match for match in map(_DIAGNOSTIC.match, raw.splitlines()) if match and "error" in match["what"]
+    ]
     return bool(errors) and all(match["file"] == "entries" for match in errors)
 
 
@@ -257,8 +259,7 @@ def _image_size(path: Path) -> int:
     return path.stat().st_size + (1 << 16)
 
 
-def _load(path: Path, translation: Translation, names: list[str]) -> Library:
-    handle = ctypes.CDLL(str(path))
+def _load(handle: ctypes.CDLL, path: Path, translation: Translation, names: list[str]) -> Library:
     base = _base_address(ctypes.cast(handle.emu_entry_0, ctypes.c_void_p).value or 0) if names else 0
     image = (base, base + _image_size(path)) if names else (0, 0)
     kernels = {kernel.name: kernel for kernel in translation.kernels}
@@ -308,5 +309,5 @@ def compile_source(
     unit = _unit(translation, names, defines)
     key_flags = shlex.join([*flags, *_mode_flags(compiler, mode)])
     name = cache.key(unit, key_flags, compiler.version, str(native.library_path())) + ".so"
-    path = cache.get_or_make(name, lambda target: _build(target, unit, translation, options, mode))
-    return _load(path, translation, names)
+    handle, path = cache.load(name, lambda target: _build(target, unit, translation, options, mode))
+    return _load(handle, path, translation, names)

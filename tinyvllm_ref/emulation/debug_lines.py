@@ -26,10 +26,13 @@ def line_of(path: Path, offset: int) -> int:
         if low <= offset < high:
             best = line
             break
-    calls = [(high - low, line) for low, high, line in inlined if low <= offset < high and line]
     if best:
         return best
-    return min(calls)[1] if calls else 0
+    calls = [(high - low, line) for low, high, line in inlined if low <= offset < high and line]
+    if calls:
+        return min(calls)[1]
+    # An instruction that the optimiser gave to no line: the last line before it.
+    return max(((high, line) for _, high, line in rows if high <= offset), default=(0, 0))[1]
 
 
 def _is_source(program: Any, number: int) -> bool:

@@ -186,11 +186,13 @@ def _bytes_converter(parameter: Parameter, kind: ParameterType, number: int) -> 
     label = f"argument {number}, {_type_text(parameter, kind)} {parameter.name}"
 
     def convert(value: Any) -> bytes:
-        if isinstance(value, np.generic | np.ndarray) and not isinstance(value, np.ndarray):
+        if isinstance(value, np.generic | np.ndarray):  # as CuPy does: its bytes, by value
             data = value.tobytes()
             if len(data) == kind.size:
                 return data
-            raise TypeError(f"{label}: a value of {len(data)} bytes was given; the kernel reads {kind.size}")
+            raise TypeError(
+                f"{label}: {_describe(value)} of {len(data)} bytes was given; the kernel reads {kind.size}"
+            )
         raise TypeError(
             f"{label}: {_describe(value)} was given; pass a NumPy scalar of a structured dtype "
             f"of {kind.size} bytes"
@@ -207,7 +209,8 @@ def _describe(value: Any) -> str:
     return f"{value!r} ({type(value).__name__})"
 
 
-_CONVERTERS: dict[int, Callable[[Parameter, ParameterType, int], Callable[[Any], Any]]] = {
+_MakeConverter = Callable[[Parameter, ParameterType, int], Callable[[Any], Any]]
+_CONVERTERS: dict[int, _MakeConverter] = {
     _POINTER: _pointer_converter,
     _SIGNED: _integer_converter,
     _UNSIGNED: _integer_converter,
@@ -239,7 +242,8 @@ def make_plan(entry: Entry) -> Plan:
         at += kind.size
         size = kind.item_size if kind.kind == _POINTER else 0
         item_sizes.append(-size if kind.is_const else size)
-        converters.append(_CONVERTERS.get(kind.kind, _bytes_converter)(parameter, kind, k + 1))
+        make: _MakeConverter = _CONVERTERS.get(kind.kind, _bytes_converter)
+        converters.append(make(parameter, kind, k + 1))
     count = len(offsets)
     return Plan(
         entry,

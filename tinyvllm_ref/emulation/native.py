@@ -61,10 +61,14 @@ def _flags() -> list[str]:
 
 
 @functools.cache
+def _load() -> tuple[ctypes.CDLL, Path]:
+    name = cache.key(source_hash(), toolchain.find().version, *_flags())
+    return cache.load(f"runtime-{name}.so", _compile)
+
+
 def library_path() -> Path:
     """The runtime as a shared library, compiled if it has not been before."""
-    name = cache.key(source_hash(), toolchain.find().version, *_flags())
-    return cache.get_or_make(f"runtime-{name}.so", _compile)
+    return _load()[1]
 
 
 def _compile(target: Path) -> None:
@@ -83,7 +87,7 @@ def _compile(target: Path) -> None:
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The loaded runtime library, its functions declared."""
-    library = ctypes.CDLL(str(library_path()))
+    library, _ = _load()
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result

@@ -53,6 +53,7 @@ class Toolchain:
         flags += ["-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno"]
         flags += ["-fno-trapping-math", "-fno-stack-protector", "-fno-threadsafe-statics"]
         flags += ["-fno-delete-null-pointer-checks", "-fstack-clash-protection"]
+        flags += ["-fno-finite-loops"]  # a loop that never ends is there to be found
         if self.family != "gcc":
             flags += ["-fno-sanitize=undefined"]  # zig turns it on by itself
         return flags

@@ -7,8 +7,6 @@
 
 #include <stdio.h>
 
-EMU_API void emu_yield();
-
 namespace emu {
 
 // Who used a granule of memory last. A stamp is the number of a stretch between two barriers of one block: all
@@ -285,7 +283,7 @@ void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) 
     c.write_stamp = state.stamp;
     c.write_thread = uint16_t(w->current);
     c.write_epoch = uint16_t(w->warp[w->current / 32].sync_epoch);
-    c.write_pc = pc32(now.pc);
+    if (!again || c.write_atomic || !atomic) c.write_pc = pc32(now.pc);  // the plain store is the fault
     c.write_bytes |= bytes;
 }
 
@@ -472,7 +470,7 @@ void atomic_access(volatile void* address, size_t bytes, uint32_t flags, const v
 void volatile_access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     if (in_heap(address)) access(address, bytes, flags | kVolatile, pc), synchronise(self);
     else access(address, bytes, flags, pc);
-    emu_yield();
+    give_turn(self);
 }
 
 }  // namespace

@@ -218,6 +218,7 @@ void clear_messages();
 void reset_messages_after_fork();
 
 void run_block(Worker* w, uint64_t number);              // scheduler.cpp
+void give_turn(Worker* w);
 int place_in_block(Worker* w, SharedDeclaration* d);     // shared_memory.cpp
 extern SharedDeclaration dynamic_shared;
 

@@ -428,10 +428,13 @@ EMU_API uint32_t emu_active_mask() {
     return w->warp[warp].ready | w->warp[warp].unstarted | 1u << (w->current % 32);
 }
 
-// Fibers never pre-empt each other: a thread that spins on an atomic gives the others a turn.
 EMU_API void emu_yield() {
-    Worker* w = self;
-    FROM_KERNEL(w);
+    FROM_KERNEL(self);
+    give_turn(self);
+}
+
+// Fibers never pre-empt each other: a thread that spins on an atomic gives the others a turn.
+void emu::give_turn(Worker* w) {
     if (++w->spins < kSpinsBeforeYield || !w->runnable) return;
     w->spins = 0;
     int me = w->current, warp = me / 32;

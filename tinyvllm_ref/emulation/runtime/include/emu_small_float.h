@@ -68,8 +68,8 @@ template <int FRACTION, int BIAS> EMU_SMALL_FLOAT unsigned short emu_narrow(floa
                                                  : !negative && rest;
     kept += away_from_zero;
     if (kept >= infinity) {
-        const bool stays_finite = mode == emu_rz || (mode == emu_rd && !negative) || (mode == emu_ru && negative);
-        kept = infinity - stays_finite;
+        const bool toward_zero = negative ? mode == emu_ru : mode == emu_rd;
+        kept = infinity - (mode == emu_rz || toward_zero);  // then the largest finite number
     }
     return (unsigned short)(negative << 15 | kept);
 }
@@ -115,8 +115,8 @@ EMU_SMALL_FLOAT double emu_integer_double(unsigned long long magnitude) {
     return (double)magnitude;
 }
 EMU_SMALL_FLOAT double emu_integer_double(long long value) {
-    const unsigned long long magnitude = value < 0 ? 0 - (unsigned long long)value : (unsigned long long)value;
-    return value < 0 ? -emu_integer_double(magnitude) : emu_integer_double(magnitude);
+    const unsigned long long bits = (unsigned long long)value;
+    return value < 0 ? -emu_integer_double(0 - bits) : emu_integer_double(bits);
 }
 
 // Integers -> 16 bits, rounded once.
@@ -125,19 +125,28 @@ EMU_SMALL_FLOAT unsigned short emu_narrow_integer(WIDE value, emu_rounding mode)
     return emu_narrow<FRACTION, BIAS>(emu_odd_float(emu_integer_double(value)), mode);
 }
 
-// 16 bits -> integers, held to the ends of the type. A NaN is 0, or in 64 bits the top bit alone.
-template <int FRACTION, int BIAS, class I> EMU_SMALL_FLOAT I emu_widen_integer(unsigned short bits, emu_rounding mode) {
+// 16 bits -> an integer of `size` bytes, signed as WIDE is, held to its ends. A NaN is 0, or in 64 bits the
+// top bit alone.
+template <int FRACTION, int BIAS, class WIDE>
+EMU_SMALL_FLOAT WIDE emu_widen_integer(unsigned short bits, emu_rounding mode, unsigned size) {
     const float value = emu_widen<FRACTION, BIAS>(bits);
     const float whole = mode == emu_rn   ? __builtin_rintf(value)
                         : mode == emu_rz ? __builtin_truncf(value)
                         : mode == emu_rd ? __builtin_floorf(value)
                                          : __builtin_ceilf(value);
-    const I top_bit = (I)(1ull << (sizeof(I) * 8 - 1)), lowest = (I)-1 < 0 ? top_bit : (I)0, highest = (I)~lowest;
-    if (value != value) return sizeof(I) == 8 ? top_bit : (I)0;
+    const bool is_signed = (WIDE)-1 < (WIDE)1;
+    const WIDE highest = (WIDE)(~0ull >> (64 - 8 * size + is_signed));
+    const WIDE lowest = is_signed ? (WIDE)~highest : (WIDE)0;
+    if (value != value) return size == 8 ? (WIDE)(1ull << 63) : (WIDE)0;
     if (whole <= (float)lowest) return lowest;
     if (whole >= (float)highest) return highest;
-    return (I)whole;
+    return (WIDE)whole;
 }
+#ifdef __CHAR_UNSIGNED__
+typedef unsigned long long emu_wide_char;
+#else
+typedef long long emu_wide_char;
+#endif
 
 // ---- what emu_small_float_ops.h writes its functions with; K is one of the two types --------------------
 
@@ -158,8 +167,9 @@ template <class K> EMU_SMALL_FLOAT K emu_rounded(float value, emu_rounding mode)
 template <class K, class WIDE> EMU_SMALL_FLOAT K emu_of_integer(WIDE value, emu_rounding mode) {
     return emu_of_bits<K>(emu_narrow_integer<emu_format<K>::fraction, emu_format<K>::bias>(value, mode));
 }
-template <class K, class I> EMU_SMALL_FLOAT I emu_integer(unsigned short bits, emu_rounding mode) {
-    return emu_widen_integer<emu_format<K>::fraction, emu_format<K>::bias, I>(bits, mode);
+template <class K, class I, class WIDE>
+EMU_SMALL_FLOAT I emu_integer(unsigned short bits, emu_rounding mode) {
+    return (I)emu_widen_integer<emu_format<K>::fraction, emu_format<K>::bias, WIDE>(bits, mode, sizeof(I));
 }
 template <class K> EMU_SMALL_FLOAT typename emu_format<K>::pair emu_pair_of(K low, K high) {
     typename emu_format<K>::pair result;
@@ -172,7 +182,9 @@ template <class T> EMU_SMALL_FLOAT T &emu_store(T &target, T value) { return tar
 template <class K> EMU_SMALL_FLOAT bool emu_is_nan(unsigned short bits) {
     return (bits & 0x7fff) > ((0x7fff >> emu_format<K>::fraction) << emu_format<K>::fraction);
 }
-template <class K> EMU_SMALL_FLOAT bool emu_unordered(K a, K b) { return emu_is_nan<K>(a.__x) || emu_is_nan<K>(b.__x); }
+template <class K> EMU_SMALL_FLOAT bool emu_unordered(K a, K b) {
+    return emu_is_nan<K>(a.__x) || emu_is_nan<K>(b.__x);
+}
 EMU_SMALL_FLOAT int emu_infinity_sign(float value) {
     return value == __builtin_inff() ? 1 : value == -__builtin_inff() ? -1 : 0;
 }
@@ -206,6 +218,7 @@ template <class T, class WORD, class Add> EMU_SMALL_FLOAT T emu_atomic_add(T *ad
         __builtin_memcpy(&before, &seen, sizeof(T));
         after = add(before, value);
         __builtin_memcpy(&next, &after, sizeof(T));
-    } while (!__atomic_compare_exchange_n((WORD *)address, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (!__atomic_compare_exchange_n((WORD *)address, &seen, next, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
     return before;
 }

@@ -17,9 +17,11 @@
 
 #define EMU_PASTE_(a, b, c) a##b##c
 #define EMU_PASTE(a, b, c) EMU_PASTE_(a, b, c)
-#define EMU_FN(before, after) EMU_PASTE(before, EMU_NAME, after)          // EMU_FN(__float2, _rn) is __float2half_rn
-#define EMU_PAIR_FN(before, after) EMU_PASTE(before, EMU_NAME, 2##after)  // __float2half2_rn
-#define EMU_DEFINE template <class K = EMU_TYPE> EMU_SMALL_FLOAT          // what every function begins with
+// EMU_FN(__float2, _rn) is __float2half_rn, EMU_PAIR_FN(__float2, _rn) is __float2half2_rn.
+#define EMU_FN(before, after) EMU_PASTE(before, EMU_NAME, after)
+#define EMU_PAIR_FN(before, after) EMU_PASTE(before, EMU_NAME, 2##after)
+// What every function begins with.
+#define EMU_DEFINE template <class K = EMU_TYPE> EMU_SMALL_FLOAT
 
 struct EMU_PAIR;
 struct EMU_OTHER;
@@ -40,23 +42,21 @@ struct alignas(2) EMU_TYPE {
     explicit EMU_TYPE(EMU_OTHER other);
 
     // From and to every arithmetic type: to nearest; to integers toward zero, held to the ends of the type.
-#define EMU_FROM(T, BITS)                                                    \
-    EMU_SMALL_FLOAT_MEMBER EMU_TYPE(T value) : __x(BITS) {}                  \
-    EMU_SMALL_FLOAT_MEMBER EMU_TYPE &operator=(T value) {                    \
-        __x = BITS;                                                          \
-        return *this;                                                        \
-    }
-#define EMU_TO(T, VALUE)                                                     \
+#define EMU_FROM(T, BITS) \
+    EMU_SMALL_FLOAT_MEMBER EMU_TYPE(T value) : __x(BITS) {}
+#define EMU_TO(T, VALUE) \
     EMU_SMALL_FLOAT_MEMBER operator T() const { return VALUE; }
-#define EMU_INTEGER(T, WIDE)                                                 \
+#define EMU_TO_INTEGER(T, WIDE) \
+    EMU_TO(T, (T)(emu_widen_integer<EMU_FRACTION, EMU_BIAS, WIDE>(__x, emu_rz, sizeof(T))))
+#define EMU_INTEGER(T, WIDE)                                                       \
     EMU_FROM(T, (emu_narrow_integer<EMU_FRACTION, EMU_BIAS>((WIDE)value, emu_rn))) \
-    EMU_TO(T, (emu_widen_integer<EMU_FRACTION, EMU_BIAS, T>(__x, emu_rz)))
+    EMU_TO_INTEGER(T, WIDE)
     EMU_FROM(float, (emu_narrow<EMU_FRACTION, EMU_BIAS>(value, emu_rn)))
     EMU_FROM(double, (emu_narrow<EMU_FRACTION, EMU_BIAS>(emu_odd_float(value), emu_rn)))
     EMU_TO(float, (emu_widen<EMU_FRACTION, EMU_BIAS>(__x)))
-    EMU_TO(char, (emu_widen_integer<EMU_FRACTION, EMU_BIAS, char>(__x, emu_rz)))
-    EMU_TO(signed char, (emu_widen_integer<EMU_FRACTION, EMU_BIAS, signed char>(__x, emu_rz)))
-    EMU_TO(unsigned char, (emu_widen_integer<EMU_FRACTION, EMU_BIAS, unsigned char>(__x, emu_rz)))
+    EMU_TO_INTEGER(char, emu_wide_char)
+    EMU_TO_INTEGER(signed char, long long)
+    EMU_TO_INTEGER(unsigned char, unsigned long long)
     EMU_INTEGER(short, long long)
     EMU_INTEGER(unsigned short, unsigned long long)
     EMU_INTEGER(int, long long)
@@ -66,6 +66,7 @@ struct alignas(2) EMU_TYPE {
     EMU_INTEGER(long long, long long)
     EMU_INTEGER(unsigned long long, unsigned long long)
 #undef EMU_INTEGER
+#undef EMU_TO_INTEGER
 #undef EMU_FROM
 #undef EMU_TO
 };
@@ -84,7 +85,7 @@ template <> struct emu_format<EMU_TYPE> {
     typedef EMU_PAIR pair;
     static constexpr int fraction = EMU_FRACTION, bias = EMU_BIAS;
 };
-#define EMU_F(a) emu_widen<emu_format<K>::fraction, emu_format<K>::bias>((a).__x)
+#define EMU_F(a) emu_value<K>(a)
 #define EMU_K(value) emu_rounded<K>(value, emu_rn)
 #define EMU_BITS(bits) emu_of_bits<K>(bits)
 #define EMU_2(low, high) emu_pair_of<K>(low, high)
@@ -102,16 +103,24 @@ EMU_DEFINE unsigned short EMU_FN(__, _as_ushort)(EMU_TYPE a) { return a.__x; }
 EMU_DEFINE short EMU_FN(__, _as_short)(EMU_TYPE a) { return (short)a.__x; }
 EMU_DEFINE EMU_TYPE EMU_FN(__ushort_as_, )(unsigned short a) { return EMU_BITS(a); }
 EMU_DEFINE EMU_TYPE EMU_FN(__short_as_, )(short a) { return EMU_BITS((unsigned short)a); }
-EMU_DEFINE signed char EMU_FN(__, 2char_rz)(EMU_TYPE a) { return emu_integer<K, signed char>(a.__x, emu_rz); }
-EMU_DEFINE unsigned char EMU_FN(__, 2uchar_rz)(EMU_TYPE a) { return emu_integer<K, unsigned char>(a.__x, emu_rz); }
+EMU_DEFINE signed char EMU_FN(__, 2char_rz)(EMU_TYPE a) {
+    return emu_integer<K, signed char, long long>(a.__x, emu_rz);
+}
+EMU_DEFINE unsigned char EMU_FN(__, 2uchar_rz)(EMU_TYPE a) {
+    return emu_integer<K, unsigned char, unsigned long long>(a.__x, emu_rz);
+}
 
-#define EMU_INTEGER_MODE(NAME, T, WIDE, MODE)                                                              \
-    EMU_DEFINE EMU_TYPE EMU_FN(__##NAME##2, _##MODE)(T a) { return emu_of_integer<K>((WIDE)a, emu_##MODE); } \
-    EMU_DEFINE T EMU_FN(__, 2##NAME##_##MODE)(EMU_TYPE a) { return emu_integer<K, T>(a.__x, emu_##MODE); }
-#define EMU_INTEGER(NAME, T, WIDE)        \
-    EMU_INTEGER_MODE(NAME, T, WIDE, rn)   \
-    EMU_INTEGER_MODE(NAME, T, WIDE, rz)   \
-    EMU_INTEGER_MODE(NAME, T, WIDE, rd)   \
+#define EMU_INTEGER_MODE(NAME, T, WIDE, MODE)               \
+    EMU_DEFINE EMU_TYPE EMU_FN(__##NAME##2, _##MODE)(T a) { \
+        return emu_of_integer<K>((WIDE)a, emu_##MODE);      \
+    }                                                       \
+    EMU_DEFINE T EMU_FN(__, 2##NAME##_##MODE)(EMU_TYPE a) { \
+        return emu_integer<K, T, WIDE>(a.__x, emu_##MODE);  \
+    }
+#define EMU_INTEGER(NAME, T, WIDE)      \
+    EMU_INTEGER_MODE(NAME, T, WIDE, rn) \
+    EMU_INTEGER_MODE(NAME, T, WIDE, rz) \
+    EMU_INTEGER_MODE(NAME, T, WIDE, rd) \
     EMU_INTEGER_MODE(NAME, T, WIDE, ru)
 EMU_INTEGER(short, short, long long)
 EMU_INTEGER(ushort, unsigned short, unsigned long long)
@@ -144,16 +153,18 @@ EMU_DEFINE EMU_PAIR __lowhigh2highlow(EMU_PAIR a) { return EMU_2(a.y, a.x); }
 // ---- arithmetic --------------------------------------------------------------------------------------
 
 // One function of one, two or three numbers, and the same on both halves of pairs.
-#define EMU_UNARY(NAME, PAIR_NAME, EXPRESSION)                   \
-    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a) { return EXPRESSION; }  \
+#define EMU_UNARY(NAME, PAIR_NAME, EXPRESSION)                  \
+    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a) { return EXPRESSION; } \
     EMU_DEFINE EMU_PAIR PAIR_NAME(EMU_PAIR a) { return EMU_2(NAME<K>(a.x), NAME<K>(a.y)); }
-#define EMU_BINARY(NAME, PAIR_NAME, EXPRESSION)                              \
-    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a, EMU_TYPE b) { return EXPRESSION; }  \
-    EMU_DEFINE EMU_PAIR PAIR_NAME(EMU_PAIR a, EMU_PAIR b) { return EMU_2(NAME<K>(a.x, b.x), NAME<K>(a.y, b.y)); }
-#define EMU_TERNARY(NAME, PAIR_NAME, EXPRESSION)                                         \
-    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a, EMU_TYPE b, EMU_TYPE c) { return EXPRESSION; }  \
-    EMU_DEFINE EMU_PAIR PAIR_NAME(EMU_PAIR a, EMU_PAIR b, EMU_PAIR c) {                  \
-        return EMU_2(NAME<K>(a.x, b.x, c.x), NAME<K>(a.y, b.y, c.y));                    \
+#define EMU_BINARY(NAME, PAIR_NAME, EXPRESSION)                             \
+    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a, EMU_TYPE b) { return EXPRESSION; } \
+    EMU_DEFINE EMU_PAIR PAIR_NAME(EMU_PAIR a, EMU_PAIR b) {                 \
+        return EMU_2(NAME<K>(a.x, b.x), NAME<K>(a.y, b.y));                 \
+    }
+#define EMU_TERNARY(NAME, PAIR_NAME, EXPRESSION)                                        \
+    EMU_DEFINE EMU_TYPE NAME(EMU_TYPE a, EMU_TYPE b, EMU_TYPE c) { return EXPRESSION; } \
+    EMU_DEFINE EMU_PAIR PAIR_NAME(EMU_PAIR a, EMU_PAIR b, EMU_PAIR c) {                 \
+        return EMU_2(NAME<K>(a.x, b.x, c.x), NAME<K>(a.y, b.y, c.y));                   \
     }
 
 EMU_BINARY(__hadd, __hadd2, EMU_K(EMU_F(a) + EMU_F(b)))
@@ -209,19 +220,16 @@ EMU_DEFINE bool __hisnan(EMU_TYPE a) { return emu_is_nan<K>(a.__x); }
 EMU_DEFINE int __hisinf(EMU_TYPE a) { return emu_infinity_sign(EMU_F(a)); }
 EMU_DEFINE EMU_PAIR __hisnan2(EMU_PAIR a) { return EMU_2(EMU_K(__hisnan<K>(a.x)), EMU_K(__hisnan<K>(a.y))); }
 
-#define EMU_COMPARE_AS(WORD, CONDITION)                                                           \
-    EMU_DEFINE bool __h##WORD(EMU_TYPE a, EMU_TYPE b) { return CONDITION; }                       \
-    EMU_DEFINE bool __hb##WORD##2(EMU_PAIR a, EMU_PAIR b) {                                       \
-        return __h##WORD<K>(a.x, b.x) && __h##WORD<K>(a.y, b.y);                                  \
-    }                                                                                             \
-    EMU_DEFINE EMU_PAIR __h##WORD##2(EMU_PAIR a, EMU_PAIR b) {                                    \
-        return EMU_2(EMU_K(__h##WORD<K>(a.x, b.x)), EMU_K(__h##WORD<K>(a.y, b.y)));               \
-    }                                                                                             \
-    EMU_DEFINE unsigned __h##WORD##2_mask(EMU_PAIR a, EMU_PAIR b) {                               \
-        return __h##WORD<K>(a.x, b.x) * 0xffffu | __h##WORD<K>(a.y, b.y) * 0xffff0000u;           \
+#define EMU_COMPARE_AS(WORD, CONDITION)                                             \
+    EMU_DEFINE bool __h##WORD(EMU_TYPE a, EMU_TYPE b) { return CONDITION; }         \
+    EMU_DEFINE bool __hb##WORD##2(EMU_PAIR a, EMU_PAIR b) {                         \
+        return __h##WORD<K>(a.x, b.x) && __h##WORD<K>(a.y, b.y);                    \
+    }                                                                               \
+    EMU_DEFINE EMU_PAIR __h##WORD##2(EMU_PAIR a, EMU_PAIR b) {                      \
+        return EMU_2(EMU_K(__h##WORD<K>(a.x, b.x)), EMU_K(__h##WORD<K>(a.y, b.y))); \
     }
-#define EMU_COMPARE(WORD, OPERATOR)                                                               \
-    EMU_COMPARE_AS(WORD, EMU_F(a) OPERATOR EMU_F(b) && !emu_unordered<K>(a, b))                   \
+#define EMU_COMPARE(WORD, OPERATOR)                                             \
+    EMU_COMPARE_AS(WORD, EMU_F(a) OPERATOR EMU_F(b) && !emu_unordered<K>(a, b)) \
     EMU_COMPARE_AS(WORD##u, EMU_F(a) OPERATOR EMU_F(b) || emu_unordered<K>(a, b))
 EMU_COMPARE(eq, ==)
 EMU_COMPARE(ne, !=)
@@ -234,35 +242,35 @@ EMU_COMPARE(ge, >=)
 
 // ---- operators ---------------------------------------------------------------------------------------
 
-#define EMU_OPERATOR(SYMBOL, T, NAME)                                                             \
-    EMU_DEFINE T operator SYMBOL(T a, T b) { return NAME<K>(a, b); }                \
+#define EMU_OPERATOR(SYMBOL, T, NAME)                                \
+    EMU_DEFINE T operator SYMBOL(T a, T b) { return NAME<K>(a, b); } \
     EMU_DEFINE T &operator SYMBOL##=(T &a, T b) { return emu_store(a, NAME<K>(a, b)); }
-#define EMU_STEP(SYMBOL, T, NAME, ONE)                                                            \
-    EMU_DEFINE T &operator SYMBOL(T &a) { return emu_store(a, NAME<K>(a, ONE)); }                 \
-    EMU_DEFINE T operator SYMBOL(T &a, int) {                                                     \
-        const T before = a;                                                                       \
-        emu_store(a, NAME<K>(before, ONE));                                                       \
-        return before;                                                                            \
+#define EMU_STEP(SYMBOL, T, NAME, ONE)                                            \
+    EMU_DEFINE T &operator SYMBOL(T &a) { return emu_store(a, NAME<K>(a, ONE)); } \
+    EMU_DEFINE T operator SYMBOL(T &a, int) {                                     \
+        const T before = a;                                                       \
+        emu_store(a, NAME<K>(before, ONE));                                       \
+        return before;                                                            \
     }
-#define EMU_OPERATORS(T, ADD, SUB, MUL, DIV, NEG, EQ, NE, LT, LE, GT, GE, ONE)                    \
-    EMU_OPERATOR(+, T, ADD)                                                                       \
-    EMU_OPERATOR(-, T, SUB)                                                                       \
-    EMU_OPERATOR(*, T, MUL)                                                                       \
-    EMU_OPERATOR(/, T, DIV)                                                                       \
-    EMU_STEP(++, T, ADD, ONE)                                                                     \
-    EMU_STEP(--, T, SUB, ONE)                                                                     \
-    EMU_DEFINE T operator+(T a) { return a; }                                              \
-    EMU_DEFINE T operator-(T a) { return NEG<K>(a); }                                      \
-    EMU_DEFINE bool operator==(T a, T b) { return EQ<K>(a, b); }                    \
-    EMU_DEFINE bool operator!=(T a, T b) { return NE<K>(a, b); }                    \
-    EMU_DEFINE bool operator<(T a, T b) { return LT<K>(a, b); }                     \
-    EMU_DEFINE bool operator<=(T a, T b) { return LE<K>(a, b); }                    \
-    EMU_DEFINE bool operator>(T a, T b) { return GT<K>(a, b); }                     \
+#define EMU_OPERATORS(T, ADD, SUB, MUL, DIV, NEG, EQ, NE, LT, LE, GT, GE, ONE) \
+    EMU_OPERATOR(+, T, ADD)                                                    \
+    EMU_OPERATOR(-, T, SUB)                                                    \
+    EMU_OPERATOR(*, T, MUL)                                                    \
+    EMU_OPERATOR(/, T, DIV)                                                    \
+    EMU_STEP(++, T, ADD, ONE)                                                  \
+    EMU_STEP(--, T, SUB, ONE)                                                  \
+    EMU_DEFINE T operator+(T a) { return a; }                                  \
+    EMU_DEFINE T operator-(T a) { return NEG<K>(a); }                          \
+    EMU_DEFINE bool operator==(T a, T b) { return EQ<K>(a, b); }               \
+    EMU_DEFINE bool operator!=(T a, T b) { return NE<K>(a, b); }               \
+    EMU_DEFINE bool operator<(T a, T b) { return LT<K>(a, b); }                \
+    EMU_DEFINE bool operator<=(T a, T b) { return LE<K>(a, b); }               \
+    EMU_DEFINE bool operator>(T a, T b) { return GT<K>(a, b); }                \
     EMU_DEFINE bool operator>=(T a, T b) { return GE<K>(a, b); }
 EMU_OPERATORS(EMU_TYPE, __hadd, __hsub, __hmul, __hdiv, __hneg, __heq, __hneu, __hlt, __hle, __hgt, __hge,
               EMU_K(1.0f))
-EMU_OPERATORS(EMU_PAIR, __hadd2, __hsub2, __hmul2, __h2div, __hneg2, __hbeq2, __hbneu2, __hblt2, __hble2, __hbgt2,
-              __hbge2, EMU_2(EMU_K(1.0f), EMU_K(1.0f)))
+EMU_OPERATORS(EMU_PAIR, __hadd2, __hsub2, __hmul2, __h2div, __hneg2, __hbeq2, __hbneu2, __hblt2, __hble2,
+              __hbgt2, __hbge2, EMU_2(EMU_K(1.0f), EMU_K(1.0f)))
 #undef EMU_OPERATORS
 #undef EMU_OPERATOR
 #undef EMU_STEP

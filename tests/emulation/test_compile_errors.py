@@ -1,0 +1,131 @@
+"""What a person sees when a kernel does not compile: their own line, the line itself, and a caret."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tinyvllm_ref import emulation as cp
+from tinyvllm_ref.emulation.translate import translate
+
+CompileException = cp.cuda.compiler.CompileException
+
+
+def message(code: str, name: str = "k", mode: str = "full") -> str:
+    with cp.checks(mode), pytest.raises(CompileException) as caught:
+        cp.RawKernel(code, name).compile()
+    return caught.value.get_message()
+
+
+@pytest.mark.parametrize("mode", ["full", "fast"])
+def test_an_unknown_name(mode):
+    text = message(
+        'extern "C" __global__ void k(float* x) {\n    int i = threadIdx.x;\n    x[i] = y;\n}', mode=mode
+    )
+    lines = text.splitlines()
+    assert lines[0].startswith("kernel.cu(3): error:")
+    assert "'y'" in lines[0]
+    assert lines[1] == "    3 |     x[i] = y;"
+    assert lines[2].index("^") == lines[1].index("y")
+    assert lines[-1] == '1 error detected in the compilation of "kernel.cu".'
+
+
+def test_the_caret_is_right_behind_a_shared_declaration():
+    code = 'extern "C" __global__ void k(float* x) {\n    __shared__ float s[32]; s[0] = wrong;\n}'
+    lines = message(code).splitlines()
+    assert lines[0].startswith("kernel.cu(2): error:")
+    assert lines[2].index("^") == lines[1].index("wrong")
+
+
+def test_every_error_is_there_with_its_own_line():
+    code = 'extern "C" __global__ void k(float* x) {\n    x[0] = a;\n\n    /* two\n lines */ x[1] = b;\n}'
+    text = message(code)
+    assert "kernel.cu(2): error" in text
+    assert "kernel.cu(5): error" in text
+    assert "2 errors detected" in text
+
+
+def test_none_of_our_own_names_is_in_a_message():
+    code = 'extern "C" __global__ void k(float* x) {\n    __shared__ float tile[4];\n    tile = x;\n}'
+    text = message(code)
+    assert "tile" in text or "float [4]" in text
+    assert "emu_" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('asm("mov.u32 %0, %laneid;" : "=r"(lane));', "inline PTX is not emulated"),
+        ("cudaDeviceSynchronize();", "cudaDeviceSynchronize"),
+        ("x[0] = 1", "expected"),
+        ("unsigned int n = undefined_function(3);", "undefined_function"),
+    ],
+)
+def test_common_mistakes(body, words):
+    text = message(f'extern "C" __global__ void k(float* x) {{\n    unsigned lane;\n    {body}\n}}')
+    assert words in text
+    assert "kernel.cu(3)" in text or "kernel.cu(4)" in text
+
+
+def test_ptx_behind_cuda_arch_is_left_out():
+    code = """extern "C" __global__ void k(int* x) {
+#ifdef __CUDA_ARCH__
+    asm volatile("nop;");
+#else
+    x[0] = 5;
+#endif
+}"""
+    x = cp.empty(1, np.int32)
+    cp.RawKernel(code, "k")((1,), (1,), (x,))
+    assert int(x[0]) == 5
+
+
+def test_a_function_that_forgets_to_return():
+    code = (
+        "__device__ float f(float x) {\n}\n" + 'extern "C" __global__ void k(float* x) {\n    x[0] = f(1);\n}'
+    )
+    assert "kernel.cu(2): error" in message(code)
+
+
+def test_a_function_that_is_declared_and_not_defined():
+    code = "__device__ float f(float x);\n" + 'extern "C" __global__ void k(float* x) {\n    x[0] = f(1);\n}'
+    assert "Unresolved extern function" in message(code)
+
+
+@pytest.mark.parametrize("header", ["vector", "stdio.h", "math.h", "cmath", "nowhere.h", "mma.h"])
+def test_headers_that_nvrtc_has_not_got(header):
+    text = message(f'#include <{header}>\nextern "C" __global__ void k(float* x) {{ x[0] = 1; }}')
+    assert f"{header}" in text
+    assert "kernel.cu(1)" in text or "mma.h" in text
+
+
+def test_shared_inside_a_macro_says_what_to_do():
+    code = '#define SMEM __shared__ float s[4]\nextern "C" __global__ void k(float* x) {\n    SMEM;\n}'
+    assert "__shared__ inside of a macro" in message(code)
+
+
+def test_translation_keeps_the_lines():
+    code = """
+__shared__ int flag;
+template <typename T, int N>
+__device__ T first(T v) {
+    __shared__ T buffer[N], other[2 * N];
+    static __shared__ __align__(16) unsigned char raw[64];
+    extern __shared__ float dynamic[];
+    /* __shared__ int not_this; */ const char* text = "__shared__ nor this";
+    return buffer[0] + other[0] + raw[0] + dynamic[0] + flag;
+}
+extern "C" {
+__global__ void __launch_bounds__(128, 2) k(const float* __restrict__ x, int (*pairs)[2], int n = 3);
+}
+"""
+    translation = translate(code)
+    assert translation.code.count("\n") == code.count("\n")
+    assert "/* __shared__ int not_this; */" in translation.code
+    assert '"__shared__ nor this"' in translation.code
+    (kernel,) = translation.kernels
+    assert (kernel.name, kernel.is_extern_c, kernel.is_template) == ("k", True, False)
+    assert [parameter.name for parameter in kernel.parameters] == ["x", "pairs", "n"]
+    for before, after in zip(code.splitlines(), translation.code.splitlines(), strict=True):
+        if "__shared__" not in before and "flag" not in before:
+            assert before == after
