@@ -129,3 +129,27 @@ __global__ void __launch_bounds__(128, 2) k(const float* __restrict__ x, int (*p
     for before, after in zip(code.splitlines(), translation.code.splitlines(), strict=True):
         if "__shared__" not in before and "flag" not in before:
             assert before == after
+
+
+def test_a_function_without_device_is_refused_as_nvrtc_refuses_it():
+    code = """namespace tools {
+template <class T> inline T twice(T x) { return 2 * x; }
+}
+struct Pair { float a, b; float sum() const { return a + b; } };
+static int table[] = {1, 2};
+constexpr int size(int n) { return 2 * n; }
+__device__ float half(float x) { return 0.5f * x; }
+extern "C" {
+__global__ void __launch_bounds__(64) k(float* x) {
+    __shared__ float s[size(2)];
+    s[0] = half(x[0]);
+    x[0] = tools::twice(s[0]);
+}
+}"""
+    lines = message(code).splitlines()
+    said = 'calling a __host__ function("twice") from a __global__ function("k") is not allowed'
+    assert lines[0].startswith(f"kernel.cu(12): error: {said}")
+    assert lines[2].index("^") == lines[1].index("twice")
+    with cp.checks("full"):
+        cp.RawKernel(code, "k", options=("-default-device",)).compile()
+        cp.RawKernel(code.replace("inline T", "inline __device__ T"), "k").compile()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import cache, native, toolchain
 from .errors import CompileException
+from .spaces import host_calls
 from .translate import FILE_PREFIX, TAG_PREFIX, TYPE_PREFIX, Kernel, Parameter, Translation, translate
 
 SOURCE_NAME = "kernel.cu"
@@ -132,8 +133,8 @@ def _tidy(text: str) -> str:
 
 def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
     """Compiler output in NVRTC's style, each with its line of the source and a caret; and the error count."""
-    lines = translation.source.splitlines()
-    out, errors = [], 0
+    out: list[str] = []
+    errors = 0
     seen: set[tuple[int, str]] = set()
     for match in map(_DIAGNOSTIC.match, raw.splitlines()):
         if match is None:
@@ -148,12 +149,8 @@ def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
         seen.add((number, text))
         errors += "error" in match["what"]
         out.append(f"{SOURCE_NAME}({number}): {match['what'].replace('fatal ', '')}: {text}")
-        if 1 <= number <= len(lines):
-            out.append(f"{number:5d} | {lines[number - 1]}")
-            if match["column"]:
-                column = translation.source_column(number, int(match["column"]))
-                pad = re.sub(r"[^\t]", " ", lines[number - 1][: column - 1])
-                out.append(f"      | {pad}^")
+        column = translation.source_column(number, int(match["column"])) if match["column"] else None
+        out += _show(translation, number, column)
     return "\n".join(out), errors
 
 
@@ -163,6 +160,35 @@ def _link_message(raw: str, translation: Translation) -> str:
         "\n".join(f"{SOURCE_NAME}: error: Unresolved extern function '{_tidy(name)}'" for name in names)
         or raw
     )
+
+
+def _show(translation: Translation, line: int, column: int | None) -> list[str]:
+    """The line of the source with a caret under the column."""
+    lines = translation.source.splitlines()
+    if not 1 <= line <= len(lines):
+        return []
+    shown = [f"{line:5d} | {lines[line - 1]}"]
+    if column:
+        pad = re.sub(r"[^\t]", " ", lines[line - 1][: column - 1])
+        shown.append(f"      | {pad}^")
+    return shown
+
+
+def _count_text(errors: int) -> str:
+    return f'{errors} error{"s" if errors > 1 else ""} detected in the compilation of "{SOURCE_NAME}".'
+
+
+def _check_spaces(translation: Translation, options: tuple[str, ...]) -> None:
+    """Refuse what only the missing word ``__device__`` makes wrong."""
+    if {"-default-device", "--device-as-default-execution-space"} & set(options):
+        return
+    out = []
+    calls = host_calls(translation.source, translation.tokens)
+    for line, column, message in calls:
+        out += [f"{SOURCE_NAME}({line}): error: {message}", *_show(translation, line, column)]
+    if calls:
+        text = "\n".join([*out, _count_text(len(calls))])
+        raise CompileException(text, translation.source, SOURCE_NAME, options)
 
 
 # ---------------- compile
@@ -220,7 +246,7 @@ def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Ex
         return OSError(28, "no space left on the disk while compiling a kernel")
     text, errors = format_messages(raw, translation)
     if errors:
-        text += f'\n{errors} error{"s" if errors > 1 else ""} detected in the compilation of "{SOURCE_NAME}".'
+        text += "\n" + _count_text(errors)
     elif _only_entries_fail(raw):
         return NoSuchKernel(_tidy(raw))
     else:
@@ -304,6 +330,7 @@ def compile_source(
     """
     compiler = toolchain.find()
     translation = translate(source)
+    _check_spaces(translation, options)
     names = _callable_names(translation, expressions)
     flags, defines = _sort_options(options, source)
     unit = _unit(translation, names, defines)

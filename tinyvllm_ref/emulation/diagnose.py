@@ -181,6 +181,8 @@ def _show(site: Site) -> str:
 
 def _site(launched: Launched, fault: Fault) -> Site:
     line = fault.line or launched.line(fault.pc, bool(fault.exact))
+    if not line and fault.exact:  # between the kernel and the runtime
+        line = launched.line(fault.other_pc)
     return Site(
         line,
         launched.source_line(line),
@@ -360,8 +362,8 @@ def _misaligned(launched: Launched, fault: Fault) -> KernelError:
 def _too_much_shared(launched: Launched, fault: Fault) -> CompileException:
     message = (
         f"ptxas error   : Entry function '{launched.entry.name}' uses too much shared data "
-        f"({fault.bytes:#x} bytes, {48 << 10:#x} max): its __shared__ variables take {fault.bytes:,} bytes; a "
-        "block has 49,152, and more only as dynamic shared memory"
+        f"({fault.bytes:#x} bytes, {48 << 10:#x} max): its __shared__ variables take {fault.bytes:,} bytes; "
+        "a block has 49,152, and more only as dynamic shared memory"
     )
     return CompileException(message, launched.library.translation.source, launched.entry.name, ())
 

@@ -61,12 +61,14 @@ class Toolchain:
     @property
     def instrument_flags(self) -> list[str]:
         """Make every access to memory call one of our ``__tsan_*`` functions with its address."""
+        stay = ["-fsanitize=thread", "-fno-optimize-sibling-calls"]  # a tail call hides the line it is on
         if self.family == "gcc":
             params = ["tsan-distinguish-volatile=1", "tsan-instrument-func-entry-exit=0"]
-            return ["-fsanitize=thread", *_supported_params(self.command, tuple(params))]
+            return [*stay, *_supported_params(self.command, tuple(params))]
         options = ["read-before-write", "func-entry-exit=0"]
         flags = [f"-tsan-instrument-{option}" for option in options] + ["-tsan-distinguish-volatile"]
-        return ["-fsanitize=thread", *(part for flag in flags for part in ("-mllvm", flag))]
+        stay += ["-fno-vectorize", "-fno-slp-vectorize"]  # an access is one element, as it was written
+        return [*stay, *(part for flag in flags for part in ("-mllvm", flag))]
 
     def run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         """Start the compiler; its messages come back as text, in English."""

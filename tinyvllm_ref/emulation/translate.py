@@ -82,6 +82,7 @@ class Translation:
     code: str
     kernels: list[Kernel]
     edits: list[tuple[int, int, int]] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list, repr=False)
 
     def source_column(self, line: int, column: int) -> int:
         """The column of the source that a column of the translated line came from; both from 1."""
@@ -119,7 +120,7 @@ def tokenize(source: str) -> list[Token]:
 
 
 _OPEN = {"(": ")", "[": "]", "{": "}"}
-_ATTRIBUTES = {
+ATTRIBUTES = {
     "__launch_bounds__",
     "__attribute__",
     "__maxnreg__",
@@ -129,7 +130,7 @@ _ATTRIBUTES = {
 }
 
 
-def _closing(tokens: list[Token], k: int) -> int:
+def closing(tokens: list[Token], k: int) -> int:
     """Index of the bracket that closes the one at k; the last token where none does."""
     depth = 0
     for j in range(k, len(tokens)):
@@ -195,14 +196,14 @@ def find_kernels(source: str, tokens: list[Token]) -> list[Kernel]:
         j = k + 1
         while j + 1 < len(tokens) and not (tokens[j].kind == "word" and tokens[j + 1].text == "("):
             j += 1
-        while j + 1 < len(tokens) and tokens[j].text in _ATTRIBUTES:
-            j = _closing(tokens, j + 1) + 1
+        while j + 1 < len(tokens) and tokens[j].text in ATTRIBUTES:
+            j = closing(tokens, j + 1) + 1
             while j + 1 < len(tokens) and not (tokens[j].kind == "word" and tokens[j + 1].text == "("):
                 j += 1
         if j + 1 >= len(tokens):
             continue
         before = [t.text for t in tokens[statement:j]]
-        close = _closing(tokens, j + 1)
+        close = closing(tokens, j + 1)
         kernel = Kernel(
             tokens[j].text,
             _parameters(tokens[j + 2 : close], source),
@@ -254,7 +255,7 @@ def _shared_edits(source: str, tokens: list[Token], k: int, start: int, local: b
     """The edits that turn the ``__shared__`` declaration around token k into C++."""
     stop = k
     while stop < len(tokens) and tokens[stop].text != ";":
-        stop = _closing(tokens, stop) + 1 if tokens[stop].text in _OPEN else stop + 1
+        stop = closing(tokens, stop) + 1 if tokens[stop].text in _OPEN else stop + 1
     if stop >= len(tokens):
         return []
     statement = tokens[start:stop]
@@ -265,7 +266,7 @@ def _shared_edits(source: str, tokens: list[Token], k: int, start: int, local: b
     alignment = ""
     for j, token in enumerate(words):
         if token.text in {"__align__", "alignas"}:  # moves behind the name: it belongs to the variable
-            close = _closing(words, j + 1)
+            close = closing(words, j + 1)
             inner = source[words[j + 1].end : words[close].start]
             edits.append(_Edit(token.start, words[close].end, ""))
             alignment = f" __attribute__((aligned({inner})))"
@@ -341,4 +342,5 @@ def translate(source: str) -> Translation:
         "".join(pieces),
         find_kernels(source, tokens),
         [(edit.start, edit.end - edit.start, len(edit.text)) for edit in edits],
+        tokens,
     )

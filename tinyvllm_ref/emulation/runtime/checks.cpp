@@ -156,7 +156,7 @@ void check_written(Worker* w, const Place& place, const char* p, size_t bytes, u
     for (size_t k = 0; reads && !state.unwritten.kind && k < bytes; k++) {
         if (written[k]) continue;
         Fault& f = state.unwritten;
-        describe(f, pc, p, bytes, access, place.slot);
+        describe(f, pc, p + k, bytes, access, place.slot);
         f.kind = kUninitializedRead;
         f.thread = uint32_t(w->current);
         f.block = w->block_number;

@@ -75,6 +75,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
     f.pc = program_counter(context);
     f.exact = 1;
     const char* pc = (const char*)f.pc;
+    f.other_pc = uint64_t(w->called_from);
     if (pc < w->launch->image_lo || pc >= w->launch->image_hi) {  // in the runtime, on the kernel's behalf
         f.pc = uint64_t(w->called_from);
         f.exact = 0;
