@@ -76,7 +76,8 @@ def _compile(target: Path) -> None:
     sources = sorted(str(path) for path in SOURCE_FOLDER.glob("*.cpp"))
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
         made = Path(work) / "runtime.so"
-        done = compiler.run([*_flags(), *sources, "-o", str(made), "-lc", "-lm", "-lpthread"])
+        whole = [] if compiler.is_macos else ["-Wl,-z,defs"]
+        done = compiler.run([*_flags(), *sources, "-o", str(made), *whole, "-lc", "-lm", "-lpthread"])
         if done.returncode != 0:
             raise RuntimeError(
                 f"the emulation's runtime does not compile with {compiler.version}:\n{done.stderr.strip()}"

@@ -157,6 +157,7 @@ struct Warp {
     uint32_t existing;       // lanes that the block has
     uint32_t unstarted, ready, in_collective, exited;
     uint32_t sync_epoch;     // __syncwarps so far
+    int first;               // thread number of lane 0
 };
 
 struct Worker {
@@ -171,12 +172,14 @@ struct Worker {
 
     uint64_t block_number;
     int threads, warps, current;
+    Warp* current_warp;               // of `current`
     Warp warp[kMaxWarps];
     uint32_t runnable;                // bit k: warp k has unstarted or ready lanes
     int arrived, n_exited, barrier_site, barrier_line;
     uint32_t barrier_thread;
     int count_true, all_result, any_result, count_result;
     uint32_t spins;
+    bool solo;                        // no thread of this block has waited yet, and nothing counts them one by one
     bool warned_exit;
 
     Thread thread[kMaxThreads];

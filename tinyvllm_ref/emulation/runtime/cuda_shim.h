@@ -581,17 +581,24 @@ template <int N, int... I> struct emu_count : emu_count<N - 1, N - 1, I...> {};
 template <int... I> struct emu_count<0, I...> { typedef emu_numbers<I...> type; };
 #ifdef EMU_FULL
 #define EMU_UNCHECKED __attribute__((no_sanitize("thread")))
-#define EMU_CALL EMU_UNCHECKED
 #else
 #define EMU_UNCHECKED
-#define EMU_CALL EMU_INLINE
 #endif
+extern "C" bool emu_next_lane();
+// Threads one after another, with the arguments at hand, as long as none of them waits. The call must stay a
+// call: inlined, the compiler would read threadIdx, a constant to it, once for all of them.
+template <class... A>
+EMU_UNCHECKED void emu_run_lanes(void (*f)(A...), typename emu_plain<A>::type... arguments) {
+    __asm volatile("" : "+r"(f));
+    do f(arguments...);
+    while (emu_next_lane());
+}
 template <class... A, int... I>
-EMU_CALL void emu_call_numbered(void (*f)(A...), void** p, emu_numbers<I...>) {
-    f(*(typename emu_plain<A>::type*)p[I]...);
+EMU_UNCHECKED void emu_call_numbered(void (*f)(A...), void** p, emu_numbers<I...>) {
+    emu_run_lanes<A...>(f, *(typename emu_plain<A>::type*)p[I]...);
 }
 template <class... A>
-EMU_CALL void emu_call(void (*f)(A...), void** p) {
+EMU_UNCHECKED void emu_call(void (*f)(A...), void** p) {
     emu_call_numbered(f, p, typename emu_count<sizeof...(A)>::type());
 }
 #define EMU_ENTRY(number, ...)                                                                                       \

@@ -37,7 +37,20 @@ int lowest(uint32_t bits) { return __builtin_ctz(bits); }
 // ---------------- which thread next
 void make_current(Worker* w, int t) {
     w->current = t;
+    w->current_warp = &w->warp[t / 32];
     threadIdx = w->index[t];
+}
+
+// Until a thread of a block waits, lanes run one after another, and only `unstarted` keeps account of them.
+void leave_solo(Worker* w) {
+    if (!w->solo) return;
+    w->solo = false;
+    for (int k = 0; k < w->warps; k++) {
+        Warp& warp = w->warp[k];
+        warp.exited = warp.existing & ~warp.unstarted;
+        if (k == w->current / 32) warp.exited &= ~(1u << w->current % 32);
+        for (uint32_t bits = warp.exited; bits; bits &= bits - 1) w->n_exited++;
+    }
 }
 
 void update_runnable(Worker* w, int warp) {
@@ -75,7 +88,7 @@ void fiber_main();
 void* take_stack(Worker* w) {
     if (w->n_idle) return w->idle[--w->n_idle];
     int number = w->n_stacks++;
-    char* top = w->stacks + size_t(number + 1) * kStack - (number % 64) * 64;  // spread over the cache's sets
+    char* top = w->stacks + size_t(number + 1) * kStack - size_t(number % 146) * 448;  // spread over the cache
     return first_frame(top, fiber_main);
 }
 
@@ -95,6 +108,7 @@ void try_collective(Worker* w, int warp);
 
 // A thread returned from the kernel.
 void thread_exit(Worker* w) {
+    if (w->solo) return;
     int warp = w->current / 32;
     w->warp[warp].exited |= 1u << (w->current % 32);
     w->n_exited++;
@@ -103,21 +117,11 @@ void thread_exit(Worker* w) {
     if (w->arrived && w->arrived + w->n_exited == w->threads) release_barrier(w);
 }
 
-// Run the current thread, and after it lanes of its warp that are not started yet, as long as nobody waits and
-// another unstarted one is left. This is the loop in which a kernel without barriers spends its time.
-void run_lanes(Worker* w, Launch* launch) {
-    for (;;) {
-        if (launch->full) checks_thread_start(w);
-        w->spins = 0;
-        launch->entry(launch->args);
-        int t = w->current, warp = t / 32;
-        uint32_t left = w->warp[warp].unstarted;
-        if (launch->full | w->arrived | w->warp[warp].in_collective | !(left & (left - 1))) return;
-        w->warp[warp].exited |= 1u << (t % 32);
-        w->n_exited++;
-        w->warp[warp].unstarted = left & (left - 1);
-        make_current(w, warp * 32 + lowest(left));
-    }
+// Run the current thread, and after it those that emu_next_lane makes current.
+inline void run_lanes(Worker* w, Launch* launch) {
+    if (launch->full) checks_thread_start(w);
+    w->spins = 0;
+    launch->entry(launch->args);
 }
 
 // The life of a stack: run the current thread, then unstarted ones, until a thread that waits can go on.
@@ -132,7 +136,7 @@ void fiber_main() {
             make_current(w, t);
             if (start) continue;
             emu_switch(&w->idle[w->n_idle++], w->thread[t].sp);
-        } else if (w->n_exited == w->threads) {
+        } else if (w->solo || w->n_exited == w->threads) {
             emu_switch(&w->idle[w->n_idle++], w->main_sp);
         } else {
             report_deadlock(w);
@@ -169,6 +173,7 @@ void release_barrier(Worker* w) {
 }
 
 inline void wait_at_barrier(Worker* w, int site, int line, bool predicate) {
+    leave_solo(w);
     if (w->arrived == 0) {
         w->barrier_site = site;
         w->barrier_line = line;
@@ -344,12 +349,13 @@ void begin_block(Worker* w, uint64_t number) {
     for (int k = 0; k < w->warps; k++) {
         int lanes = w->threads - k * 32;
         uint32_t existing = lanes >= 32 ? ~0u : (1u << lanes) - 1;
-        w->warp[k] = {existing, existing, 0, 0, 0, 0};
+        w->warp[k] = {existing, existing, 0, 0, 0, 0, k * 32};
     }
     w->arrived = w->n_exited = w->count_true = 0;
     w->n_used = 0;
     w->shared_used = w->static_shared_used = 0;
     w->current = 0;
+    w->solo = !launch->full;
     if (launch->full) checks_block(w);
     if (launch->dynamic_bytes) place_in_block(w, &dynamic_shared);
 }
@@ -387,6 +393,7 @@ EMU_API int emu_syncthreads_reduce(int what, int predicate, int site, int line) 
 EMU_API uint64_t emu_collective(int kind, uint32_t mask, uint64_t value, int source, int width, int line) {
     Worker* w = self;
     FROM_KERNEL(w);
+    leave_solo(w);
     int warp = w->current / 32, lane = w->current % 32;
     Thread& me = w->thread[w->current];
     me.kind = kind;
@@ -428,6 +435,21 @@ EMU_API uint32_t emu_active_mask() {
     return w->warp[warp].ready | w->warp[warp].unstarted | 1u << (w->current % 32);
 }
 
+// After a thread has returned: make the next unstarted lane of its warp current, as long as nobody waits and
+// another one is left behind it. This is the loop in which a kernel without barriers spends its time.
+EMU_API bool emu_next_lane() {
+    Worker* w = self;
+    Warp* warp = w->current_warp;
+    uint32_t left = warp->unstarted, rest = left & (left - 1);
+    if (!w->solo || !rest) return false;
+    warp->unstarted = rest;
+    w->spins = 0;
+    int t = warp->first + lowest(left);
+    w->current = t;
+    threadIdx = w->index[t];
+    return true;
+}
+
 EMU_API void emu_yield() {
     FROM_KERNEL(self);
     give_turn(self);
@@ -436,6 +458,7 @@ EMU_API void emu_yield() {
 // Fibers never pre-empt each other: a thread that spins on an atomic gives the others a turn.
 void emu::give_turn(Worker* w) {
     if (++w->spins < kSpinsBeforeYield || !w->runnable) return;
+    leave_solo(w);
     w->spins = 0;
     int me = w->current, warp = me / 32;
     bool start;
