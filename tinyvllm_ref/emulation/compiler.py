@@ -9,6 +9,7 @@ import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import cache, native, toolchain
 from .errors import CompileException
@@ -55,6 +56,8 @@ class Entry:
         As asked for: the function's name, or a template's instance such as ``sum<float>``.
     address : int
         Of the C function ``void entry(void** args)`` that runs one thread.
+    block_address : int
+        Of the one that runs a whole block; 0 where threads may wait for each other.
     parameters : tuple of Parameter
         Names and types as written.
     types : tuple of ParameterType
@@ -65,6 +68,7 @@ class Entry:
     address: int
     parameters: tuple[Parameter, ...]
     types: tuple[ParameterType, ...]
+    block_address: int = 0
 
 
 @dataclass
@@ -230,7 +234,7 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
             done = compiler.run([*flags, "-shared", "-nostdlib", str(source), "-o", str(made), *link])
         if done.returncode != 0:
             raise _failure(done.stderr, translation, options)
-        target.write_bytes(made.read_bytes())
+        target.write_bytes(made.read_bytes() + (_PLAIN if mode == "fast" and _never_waits(made) else b""))
 
 
 def _only_entries_fail(raw: str) -> bool:
@@ -255,6 +259,28 @@ def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Ex
 
 
 # ---------------- load
+
+# Calls into the runtime in which a thread may have to wait for others, or asks about them.
+_WAITING = ("emu_syncthreads", "emu_syncthreads_reduce", "emu_collective", "emu_yield", "emu_active_mask")
+_PLAIN = b"EMU-PLAIN"  # behind the library's own bytes: no thread of its kernels waits
+
+
+def _never_waits(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.read(4) != b"\x7fELF":
+            return False
+        from elftools.elf.elffile import ELFFile
+
+        symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
+        return symbols is not None and not any(symbols.get_symbol_by_name(name) for name in _WAITING)
+
+
+def _is_plain(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-len(_PLAIN), 2)
+        return file.read() == _PLAIN
+
+
 class _DlInfo(ctypes.Structure):
     _fields_ = (
         ("fname", ctypes.c_char_p),
@@ -290,6 +316,7 @@ def _load(handle: ctypes.CDLL, path: Path, translation: Translation, names: list
     image = (base, base + _image_size(path)) if names else (0, 0)
     kernels = {kernel.name: kernel for kernel in translation.kernels}
     entries = {}
+    plain = _is_plain(path)
     for k, name in enumerate(names):
         address = ctypes.cast(handle[f"emu_entry_{k}"], ctypes.c_void_p).value or 0
         types = (ParameterType * 256)()
@@ -300,7 +327,8 @@ def _load(handle: ctypes.CDLL, path: Path, translation: Translation, names: list
         parameters = kernel.parameters
         if len(parameters) != count:  # made by a macro: the names are not in the text
             parameters = tuple(Parameter(f"argument {j}", "") for j in range(count))
-        entries[name] = Entry(name, address, parameters, tuple(types[j] for j in range(count)))
+        block = ctypes.cast(handle[f"emu_block_{k}"], ctypes.c_void_p).value or 0 if plain else 0
+        entries[name] = Entry(name, address, parameters, tuple(types[j] for j in range(count)), block)
     return Library(path, handle, base, image, translation, entries)
 
 

@@ -52,6 +52,7 @@ class LaunchRequest(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("dynamic_bytes", ctypes.c_uint64),
         ("full", ctypes.c_int32),
+        ("plain", ctypes.c_int32),
         ("timeout", ctypes.c_double),
     )
 
@@ -329,8 +330,9 @@ def launch(
     grid3, block3 = check_geometry(grid, block, shared, shared_limit)
     entry = plan.entry
     packed = _pack(plan, args)
+    plain = mode == "fast" and entry.block_address != 0
     request = LaunchRequest(
-        entry.address,
+        entry.block_address if plain else entry.address,
         packed,
         len(packed),
         ctypes.addressof(plan.offsets),
@@ -342,6 +344,7 @@ def launch(
         block3,
         shared,
         mode == "full",
+        plain,
         settings.current_timeout(),
     )
     fault, counters = diagnose.Fault(), report.Counters()

@@ -140,6 +140,7 @@ struct Launch {
     uint64_t blocks;
     size_t dynamic_bytes;
     bool full;
+    bool plain;                       // `entry` runs a whole block, in which no thread waits
     uint64_t next_block;              // taken atomically
     int stop;                         // set when a worker failed
 };
@@ -203,6 +204,7 @@ struct Worker {
 extern __thread Worker* self;  // this OS thread's
 
 [[noreturn]] void fail(FaultKind kind);
+uint32_t current_thread(Worker* w);   // its flat number
 
 // Marks a part of the runtime that a time limit must not cut short.
 class Busy {

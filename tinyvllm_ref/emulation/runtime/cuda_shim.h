@@ -601,6 +601,41 @@ template <class... A>
 EMU_UNCHECKED void emu_call(void (*f)(A...), void** p) {
     emu_call_numbered(f, p, typename emu_count<sizeof...(A)>::type());
 }
+#ifndef EMU_FULL
+// A whole block of a kernel in which no thread waits for another: a plain loop. threadIdx under a name that is
+// no constant:
+#if defined(__APPLE__)
+extern "C" EMU_TLS __thread uint3 emu_thread_index __asm("_threadIdx");
+#else
+extern "C" EMU_TLS __thread uint3 emu_thread_index __asm("threadIdx");
+#endif
+template <class... A>
+void emu_run_block(void (*f)(A...), typename emu_plain<A>::type... arguments) {
+    __asm volatile("" : "+r"(f));
+    const uint3 n = blockDim;
+    for (unsigned z = 0; z < n.z; z++)
+        for (unsigned y = 0; y < n.y; y++) {
+            emu_thread_index = {0, y, z};
+            for (unsigned x = 0; x < n.x; x++) {
+                emu_thread_index.x = x;
+                f(arguments...);
+            }
+        }
+}
+template <class... A, int... I>
+void emu_block_numbered(void (*f)(A...), void** p, emu_numbers<I...>) {
+    emu_run_block<A...>(f, *(typename emu_plain<A>::type*)p[I]...);
+}
+template <class... A>
+void emu_block(void (*f)(A...), void** p) {
+    emu_block_numbered(f, p, typename emu_count<sizeof...(A)>::type());
+}
+#define EMU_BLOCK_ENTRY(number, ...) \
+    extern "C" EMU_EXPORT void emu_block_##number(void** emu_args) { emu_block(&__VA_ARGS__, emu_args); }
+#else
+#define EMU_BLOCK_ENTRY(number, ...)
+#endif
 #define EMU_ENTRY(number, ...)                                                                                       \
     extern "C" EMU_EXPORT EMU_UNCHECKED void emu_entry_##number(void** emu_args) { emu_call(&__VA_ARGS__, emu_args); } \
+    EMU_BLOCK_ENTRY(number, __VA_ARGS__)                                                                           \
     extern "C" EMU_EXPORT EMU_UNCHECKED int emu_describe_##number(emu_parameter* emu_out) { return emu_describe(&__VA_ARGS__, emu_out); }

@@ -168,7 +168,7 @@ struct LaunchRequest {
     const char *image_lo, *image_hi;
     uint32_t grid[3], block[3];
     uint64_t dynamic_bytes;
-    int32_t full;
+    int32_t full, plain;
     double timeout;
 };
 
@@ -244,6 +244,7 @@ EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* cou
     launch.blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
     launch.dynamic_bytes = request->dynamic_bytes;
     launch.full = request->full != 0;
+    launch.plain = request->plain != 0;
     dynamic_shared.bytes = request->dynamic_bytes;
     dynamic_shared.name = "";
     clear_messages();

@@ -35,7 +35,7 @@ void fail(FaultKind kind) {
     Fault& f = w->fault;
     f.kind = kind;
     f.block = w->block_number;
-    if (kind != kBarrierDivergence) f.thread = uint32_t(w->current);
+    if (kind != kBarrierDivergence) f.thread = current_thread(w);
     siglongjmp(w->escape, 1);
 }
 

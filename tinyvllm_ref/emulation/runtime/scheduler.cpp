@@ -128,6 +128,11 @@ inline void run_lanes(Worker* w, Launch* launch) {
 void fiber_main() {
     for (;;) {
         Worker* w = self;
+        if (w->launch->plain) {
+            w->launch->entry(w->launch->args);
+            emu_switch(&w->idle[w->n_idle++], w->main_sp);
+            continue;
+        }
         run_lanes(w, w->launch);
         thread_exit(w);
         bool start;
@@ -361,6 +366,11 @@ void begin_block(Worker* w, uint64_t number) {
 }
 
 }  // namespace
+
+uint32_t current_thread(Worker* w) {
+    if (!w->launch->plain) return uint32_t(w->current);
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
 
 void run_block(Worker* w, uint64_t number) {
     begin_block(w, number);

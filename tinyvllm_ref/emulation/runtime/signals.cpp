@@ -80,7 +80,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
         f.pc = uint64_t(w->called_from);
         f.exact = 0;
     }
-    f.thread = uint32_t(w->current);
+    f.thread = current_thread(w);
     f.block = w->block_number;
     f.shared_slot = -1;
     char* at = (char*)info->si_addr;

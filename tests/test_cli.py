@@ -1,0 +1,111 @@
+"""The command, and what the repository says of itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tinyvllm_ref", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_doctor_says_it_in_ten_lines():
+    done = run("doctor", TINYVLLM_DEVICE="cpu")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    names = [line.split()[0] for line in lines]
+    assert names[:5] == ["System", "Python", "Driver", "CuPy", "Device"]
+    assert names[5:] == ["Compiler", "Emulation", "Packages", "Caches", "Settings"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"CXX": "no-such-compiler"}, "no-such-compiler"),
+        ({"TINYVLLM_DEVICE": "tpu"}, "TINYVLLM_DEVICE is 'tpu'; it must be one of: auto, cuda, cpu"),
+        ({"TINYVLLM_DEVICE": "cuda"}, "TINYVLLM_DEVICE=cuda, but CuPy"),
+    ],
+)
+def test_doctor_names_what_is_wrong(environment, words):
+    if environment.get("TINYVLLM_DEVICE") == "cuda" and Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("there is a GPU")
+    done = run("doctor", **environment)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert "->" in done.stdout
+
+
+def test_no_arguments_print_the_help():
+    assert "doctor" in run().stdout
+
+
+def test_the_readme_s_kernel_fails_as_the_readme_says(tmp_path):
+    text = (REPOSITORY / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import numpy.*?)```", text, re.DOTALL)
+    (said,) = re.findall(r"```\n(OutOfBounds.*?)```", text, re.DOTALL)
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TINYVLLM_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("tinyvllm_ref.emulation.errors." + said)
+
+
+def test_links_in_the_readme_lead_somewhere():
+    text = (REPOSITORY / "README.md").read_text()
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (REPOSITORY / target).exists(), target
+
+
+def test_device_gives_the_emulation_where_there_is_no_gpu():
+    code = "from tinyvllm_ref.device import cp, is_gpu; print(cp.__name__, is_gpu)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TINYVLLM_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("tinyvllm_ref.emulation False\n", "")
+
+
+def test_a_broken_cupy_does_not_stop_the_emulation(tmp_path):
+    (tmp_path / "cupy.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
+    code = "from tinyvllm_ref.device import cp; print(cp.__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TINYVLLM_DEVICE": "auto"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("tinyvllm_ref.emulation\n", "")
+    environment["TINYVLLM_DEVICE"] = "cuda"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "libcuda.so.1" in done.stderr
+    assert 'pip install "cupy-cuda12x' in done.stderr
+
+
+def test_numpy_is_new_enough_for_the_promotion_rules():
+    assert np.lib.NumpyVersion(np.__version__) >= "2.1.0"
