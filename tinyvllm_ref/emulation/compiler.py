@@ -29,7 +29,8 @@ _DIAGNOSTIC = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? "
     r"(?P<what>(?:fatal )?error|warning): (?P<text>.*)$"
 )
-_FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2"]}
+# Sections of their own let the linker drop device functions that no kernel calls.
+_FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2", "-ffunction-sections", "-fdata-sections"]}
 
 
 class ParameterType(ctypes.Structure):
@@ -221,7 +222,7 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
     flags = [*_host_options(options, translation.source), *_mode_flags(compiler, mode)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
     link = [str(native.library_path()), "-lm", "-lc"]
-    link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
+    link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
         source, made = Path(work) / "unit.cpp", Path(work) / "unit.so"
         source.write_text(unit)
