@@ -153,3 +153,23 @@ __global__ void __launch_bounds__(64) k(float* x) {
     with cp.checks("full"):
         cp.RawKernel(code, "k", options=("-default-device",)).compile()
         cp.RawKernel(code.replace("inline T", "inline __device__ T"), "k").compile()
+
+
+def test_line_directives_name_the_file_and_the_line():
+    code = """#line 1 "block_sum.cuh"
+__device__ float first(float* s) {
+    return s[99999];
+}
+#line 1 "rms.cu"
+extern "C" __global__ void k(float* x) {
+    x[0] = first(x);
+}
+"""
+    with pytest.raises(cp.OutOfBounds) as caught:
+        cp.RawKernel(code, "k")((1,), (1,), (cp.zeros(4, np.float32),))
+    assert (caught.value.site.file, caught.value.line) == ("block_sum.cuh", 2)
+    assert caught.value.source_line.strip() == "return s[99999];"
+    assert "block_sum.cuh, line 2:  return s[99999];" in str(caught.value)
+    lines = message(code.replace("first(x)", "second(x)")).splitlines()
+    assert lines[0].startswith("rms.cu(2): error:")
+    assert lines[1] == "    2 |     x[0] = second(x);"

@@ -153,7 +153,8 @@ def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
             continue
         seen.add((number, text))
         errors += "error" in match["what"]
-        out.append(f"{SOURCE_NAME}({number}): {match['what'].replace('fatal ', '')}: {text}")
+        file, shown = translation.place(number)
+        out.append(f"{file or SOURCE_NAME}({shown}): {match['what'].replace('fatal ', '')}: {text}")
         column = translation.source_column(number, int(match["column"])) if match["column"] else None
         out += _show(translation, number, column)
     return "\n".join(out), errors
@@ -172,7 +173,7 @@ def _show(translation: Translation, line: int, column: int | None) -> list[str]:
     lines = translation.source.splitlines()
     if not 1 <= line <= len(lines):
         return []
-    shown = [f"{line:5d} | {lines[line - 1]}"]
+    shown = [f"{translation.place(line)[1]:5d} | {lines[line - 1]}"]
     if column:
         pad = re.sub(r"[^\t]", " ", lines[line - 1][: column - 1])
         shown.append(f"      | {pad}^")
@@ -190,7 +191,8 @@ def _check_spaces(translation: Translation, options: tuple[str, ...]) -> None:
     out = []
     calls = host_calls(translation.source, translation.tokens)
     for line, column, message in calls:
-        out += [f"{SOURCE_NAME}({line}): error: {message}", *_show(translation, line, column)]
+        file, shown = translation.place(line)
+        out += [f"{file or SOURCE_NAME}({shown}): error: {message}", *_show(translation, line, column)]
     if calls:
         text = "\n".join([*out, _count_text(len(calls))])
         raise CompileException(text, translation.source, SOURCE_NAME, options)

@@ -98,6 +98,10 @@ class Launched:
             return 0
         return line_of(self.library.path, pc - self.library.base - (0 if exact else 1))
 
+    def place(self, line: int) -> tuple[str, int]:
+        """File and line as the source's ``#line`` directives have it."""
+        return self.library.translation.place(line) if line else ("", 0)
+
     def source_line(self, line: int) -> str:
         lines = self.library.translation.source.splitlines()
         return lines[line - 1] if 1 <= line <= len(lines) else ""
@@ -176,30 +180,37 @@ def _who(launched: Launched, site: Site) -> str:
 
 
 def _show(site: Site) -> str:
-    return f"  line {site.line}:  {site.text.strip()}" if site.line else "  (the line is not known)"
+    if not site.line:
+        return "  (the line is not known)"
+    where = f"{site.file}, line" if site.file else "line"
+    return f"  {where} {site.line}:  {site.text.strip()}"
 
 
 def _site(launched: Launched, fault: Fault) -> Site:
     line = fault.line or launched.line(fault.pc, bool(fault.exact))
     if not line and fault.exact:  # between the kernel and the runtime
         line = launched.line(fault.other_pc)
+    file, shown = launched.place(line)
     return Site(
-        line,
+        shown,
         launched.source_line(line),
         launched.block_index(fault.block),
         launched.thread(fault.thread if fault.thread < 1024 else 0),
         _access(fault.access),
+        file,
     )
 
 
 def _other(launched: Launched, fault: Fault) -> Site:
     line = fault.other_line or launched.line(fault.other_pc)
+    file, shown = launched.place(line)
     return Site(
-        line,
+        shown,
         launched.source_line(line),
         launched.block_index(fault.other_block),
         launched.thread(fault.other_thread if fault.other_thread < 1024 else 0),
         _access(fault.other_access),
+        file,
     )
 
 

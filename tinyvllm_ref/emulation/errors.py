@@ -113,6 +113,8 @@ class Site:
         Line of the kernel's source, from 1; 0 where it is not known.
     text : str
         That line.
+    file : str
+        What a ``#line`` directive of the source calls it; empty for the source itself.
     block, thread : tuple of int
         blockIdx and threadIdx as (x, y, z).
     access : str
@@ -124,6 +126,7 @@ class Site:
     block: tuple[int, int, int] = (0, 0, 0)
     thread: tuple[int, int, int] = (0, 0, 0)
     access: str = ""
+    file: str = ""
 
 
 class KernelError(RuntimeError):

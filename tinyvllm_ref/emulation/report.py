@@ -227,7 +227,7 @@ class Trace:
         for k in range(count):
             entry = entries[k]
             if entry.pc not in lines:
-                lines[entry.pc] = launched.line(entry.pc)
+                lines[entry.pc] = launched.place(launched.line(entry.pc))[1]
             array, index = launched.element(entry.address, entry.shared_slot)
             kind = _kind(entry.access)
             rows[k] = (array, index or 0, entry.bytes, kind, lines[entry.pc], entry.block, entry.thread)
@@ -288,7 +288,7 @@ def _make_report(
 ) -> LaunchReport:
     lines = tuple(
         LineCounters(
-            line=launched.line(site.pc),
+            line=launched.place(launched.line(site.pc))[1],
             kind=_kind(site.access),
             space="shared" if site.shared else "global",
             accesses=site.accesses,
@@ -315,11 +315,12 @@ def _make_report(
 def _warning_text(launched: Launched, warning: _Warning) -> str:
     if warning.kind == 1:
         array, index = launched.element(warning.address, warning.shared_slot)
-        line, other = launched.line(warning.pc), launched.line(warning.other_pc)
+        line, other = (launched.place(launched.line(pc))[1] for pc in (warning.pc, warning.other_pc))
         where = f"line {line}" if line == other else f"lines {other} and {line}"
         return f"{where}: two threads store the same value in {array}[{index}]: harmless, but they race"
     return (
-        f"line {warning.line}: {warning.count} thread(s), thread {launched.thread(warning.thread)} first, "
+        f"line {launched.place(warning.line)[1]}: {warning.count} thread(s), thread "
+        f"{launched.thread(warning.thread)} first, "
         "had returned before this __syncthreads(), at which the others of their block wait"
     )
 

@@ -83,6 +83,14 @@ class Translation:
     kernels: list[Kernel]
     edits: list[tuple[int, int, int]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list, repr=False)
+    marks: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def place(self, line: int) -> tuple[str, int]:
+        """File ("" for the source itself) and line, by the source's own ``#line`` directives."""
+        for at, number, file in reversed(self.marks):
+            if at < line:
+                return file, number + line - at - 1
+        return "", line
 
     def source_column(self, line: int, column: int) -> int:
         """The column of the source that a column of the translated line came from; both from 1."""
@@ -316,10 +324,20 @@ def _opens_namespace(tokens: list[Token], statement: int, k: int) -> bool:
     return words[:1] == ["namespace"] or words[:2] == ["inline", "namespace"] or words == ["extern", '"C"']
 
 
+_LINE_DIRECTIVE = re.compile(r'^[ \t]*#[ \t]*(?:line[ \t]+)?(\d+)(?:[ \t]+"([^"\n]*)")?[^\n]*', re.MULTILINE)
+
+
 def translate(source: str) -> Translation:
-    """Translate one CUDA C++ source."""
+    """Translate one CUDA C++ source.
+
+    ``#line`` directives are taken out, so that every line number that comes back is one of this text;
+    :meth:`Translation.place` says what they would have made of it.
+    """
     tokens = tokenize(source)
-    edits: list[_Edit] = []
+    starts = line_starts(source)
+    directives = list(_LINE_DIRECTIVE.finditer(source))
+    marks = [(bisect_right(starts, d.start()), int(d[1]), d[2] or "") for d in directives]
+    edits: list[_Edit] = [_Edit(d.start(), d.end(), "") for d in directives]
     scopes: list[bool] = []  # of each open brace: are declarations in it global?
     statement = 0
     for k, token in enumerate(tokens):
@@ -343,4 +361,5 @@ def translate(source: str) -> Translation:
         find_kernels(source, tokens),
         [(edit.start, edit.end - edit.start, len(edit.text)) for edit in edits],
         tokens,
+        marks,
     )

@@ -22,7 +22,8 @@ __thread Worker* self __attribute__((tls_model("initial-exec")));
 namespace {
 
 constexpr size_t kSharedArena = kSharedStride * (kMaxShared + 1);
-constexpr uint64_t kInlineThreads = 8192;  // launches smaller than this are not worth waking another core
+constexpr uint64_t kManyThreads = 8192;   // a launch of so many threads is worth waking the other cores
+constexpr double kLongSeconds = 20e-6;    // so is one whose first block shows that the rest will take this long
 
 void make_worker(Worker* w) {
     w->stacks = (char*)mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE,
@@ -217,6 +218,18 @@ void look_after_arguments(const LaunchRequest* request, Fault* fault) {
     }
 }
 
+// Run block 0 alone, and tell from its time whether the others are worth sharing.
+bool first_block_is_long(Worker* w, Launch* launch) {
+    uint64_t all = launch->blocks;
+    launch->blocks = 1;
+    double start = monotonic_seconds();
+    run_blocks(w, launch);
+    double seconds = monotonic_seconds() - start;
+    launch->blocks = all;
+    launch->next_block = 1;
+    return !launch->stop && seconds * double(all - 1) > kLongSeconds;
+}
+
 }  // namespace
 }  // namespace emu
 
@@ -257,10 +270,12 @@ EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* cou
     watch_this_thread();
     uint64_t threads = launch.blocks * launch.block.x * launch.block.y * launch.block.z;
     int helpers = (wanted_workers ? wanted_workers : cores()) - 1;
-    bool parallel = !launch.full && launch.blocks > 1 && threads >= kInlineThreads && helpers > 0;
+    bool may_share = !launch.full && launch.blocks > 1 && helpers > 0;
+    bool parallel = may_share && threads >= kManyThreads;
     if (launch.full) checks_begin(w);
+    if (may_share && !parallel) parallel = first_block_is_long(w, &launch);
     if (parallel) start_pool(&launch, helpers);
-    run_blocks(w, &launch);
+    if (!launch.stop) run_blocks(w, &launch);
     *fault = w->fault;
     if (parallel) finish_pool(fault);
     stop_watch();

@@ -1,6 +1,8 @@
 // Hardware faults and the time limit: they end the launch, not the process.
 #include "signals.h"
 
+#include "watchdog.h"
+
 #if defined(__APPLE__)
 #include <sys/ucontext.h>
 #else
@@ -23,6 +25,7 @@ struct Handled {
     int number;
     struct sigaction old;
 } handled[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}, {SIGILL, {}}, {SIGTRAP, {}}, {0, {}}};
+bool timer_is_ours = false;
 constexpr int kHandled = sizeof handled / sizeof handled[0];
 
 uint64_t program_counter(void* context) {
@@ -64,7 +67,7 @@ void pass_on(int number, siginfo_t* info, void* context) {
 void on_signal(int number, siginfo_t* info, void* context) {
     Worker* w = self;
     if (number == kTimerSignal) {
-        if (!w || !w->running) return;
+        if (!w || !w->running || !time_is_over()) return;  // it may be late, and meant for another launch
         w->timed_out = 1;
         if (w->busy) return;  // the runtime looks at timed_out when it is done
     } else if (!w || !w->running) {
@@ -101,11 +104,17 @@ void catch_signals() {
     struct sigaction action = {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (Handled& h : handled) sigaction(h.number, &action, &h.old);
+    for (Handled& h : handled) {
+        // The timer's own signal stays ours: one that is late must not meet the default action.
+        if (h.number == kTimerSignal && timer_is_ours) continue;
+        sigaction(h.number, &action, &h.old);
+    }
+    timer_is_ours = true;
 }
 
 void release_signals() {
-    for (Handled& h : handled) sigaction(h.number, &h.old, nullptr);
+    for (Handled& h : handled)
+        if (h.number != kTimerSignal) sigaction(h.number, &h.old, nullptr);
 }
 
 void unblock_our_signals() {

@@ -7,6 +7,12 @@
 
 namespace emu {
 
+double monotonic_seconds() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
 namespace {
 
 // One thread looks every few milliseconds whether a launch has run out of time, and signals its workers.
@@ -18,12 +24,6 @@ struct Watchdog {
     pthread_t workers[64];
     int n_workers = 0;
 } watchdog;
-
-double now() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
-}
 
 void* watch(void*) {
     block_all_signals();
@@ -37,7 +37,7 @@ void* watch(void*) {
             watchdog.asleep = false;
             quiet = 0;
         }
-        if (watchdog.deadline > 0 && now() > watchdog.deadline)
+        if (watchdog.deadline > 0 && monotonic_seconds() > watchdog.deadline)
             for (int k = 0; k < watchdog.n_workers; k++) pthread_kill(watchdog.workers[k], kTimerSignal);
         watchdog.mutex.unlock();
         timespec pause = {0, 5000000};
@@ -56,7 +56,7 @@ void start_watch(double seconds) {
         pthread_create(&thread, nullptr, watch, nullptr);
         pthread_detach(thread);
     }
-    watchdog.deadline = now() + seconds;
+    watchdog.deadline = monotonic_seconds() + seconds;
     watchdog.n_workers = 0;
     if (watchdog.asleep) pthread_cond_signal(&watchdog.wake);
 }
@@ -68,9 +68,11 @@ void watch_this_thread() {
 
 void hurry_watch(double seconds) {
     Hold hold(watchdog.mutex);
-    double soon = now() + seconds;
+    double soon = monotonic_seconds() + seconds;
     if (watchdog.deadline > soon) watchdog.deadline = soon;
 }
+
+bool time_is_over() { return watchdog.deadline > 0 && monotonic_seconds() > watchdog.deadline; }
 
 void stop_watch() {
     Hold hold(watchdog.mutex);
