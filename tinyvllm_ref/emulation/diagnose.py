@@ -26,6 +26,7 @@ from .errors import (
 from .memory import MemoryPointer
 
 _WRITE, _ATOMIC = 1, 2
+INTERRUPTED = 14  # kInterrupted of context.h: the person pressed Ctrl-C
 _NEAR = 1 << 30  # bytes; an address farther from every array than this is not an index gone wrong
 
 
@@ -66,6 +67,14 @@ class Region:
     size: int
     item: int
     type: str
+    is_const: bool = False
+
+
+def _bytes_behind(pointer: int) -> int:
+    """Bytes from a device pointer to the end of its allocation."""
+    base, size = ctypes.c_void_p(), ctypes.c_size_t()
+    found = native.runtime().emu_allocation_of(pointer, ctypes.byref(base), ctypes.byref(size))
+    return (base.value or 0) + size.value - pointer if found else 0
 
 
 @dataclass
@@ -118,11 +127,11 @@ class Launched:
                 if kind.kind != 0 or not isinstance(value, ndarray | MemoryPointer):
                     continue
                 pointer = value.data.ptr if isinstance(value, ndarray) else value.ptr
-                base, size = ctypes.c_void_p(), ctypes.c_size_t()
-                found = native.runtime().emu_allocation_of(pointer, ctypes.byref(base), ctypes.byref(size))
-                length = (base.value or 0) + size.value - pointer if found else getattr(value, "nbytes", 0)
+                length = value.nbytes if isinstance(value, ndarray) else _bytes_behind(pointer)
                 text = str(value.dtype) if isinstance(value, ndarray) else "bytes"
-                self._regions.append(Region(parameter.name, pointer, length, max(1, kind.item_size), text))
+                self._regions.append(
+                    Region(parameter.name, pointer, length, max(1, kind.item_size), text, bool(kind.is_const))
+                )
         return self._regions
 
     def remember_shared(self) -> None:
@@ -140,21 +149,25 @@ class Launched:
         regions = self.regions if self.mode == "full" else []
         return replace(self, args=(), _regions=regions)
 
-    def region(self, address: int, slot: int) -> Region | None:
-        """The array that an address belongs to, or misses by the least."""
+    def region(self, address: int, slot: int, write: bool = False) -> Region | None:
+        """The array that an address belongs to, or misses by the least.
+
+        Of views that share memory: one that the kernel may write where it wrote, then the smallest.
+        """
         if slot >= 0:
             return self.shared.get(slot)
-        best, distance = None, _NEAR
-        for region in self.regions:
-            low, high = region.base, region.base + region.size
-            away = low - address if address < low else max(0, address - high + 1)
-            if away < distance:
-                best, distance = region, away
-        return best
 
-    def element(self, address: int, slot: int) -> tuple[str, int | None]:
+        def away(region: Region) -> tuple[int, bool, int]:
+            low, high = region.base, region.base + region.size
+            distance = low - address if address < low else max(0, address - high + 1)
+            return distance, write and region.is_const, region.size
+
+        near = [region for region in self.regions if away(region)[0] < _NEAR]
+        return min(near, key=away, default=None)
+
+    def element(self, address: int, slot: int, write: bool = False) -> tuple[str, int | None]:
         """Name of the array and flat index of the element at an address."""
-        region = self.region(address, slot)
+        region = self.region(address, slot, write)
         if region is None:
             return "", None
         return region.name, (address - region.base) // region.item
@@ -217,7 +230,7 @@ def _other(launched: Launched, fault: Fault) -> Site:
 # ---------------- a function a kind
 def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
-    region = launched.region(fault.address, fault.shared_slot)
+    region = launched.region(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     if fault.shared_slot >= 0 and region is None:
         what = (
             f"shared memory was {_verb(fault.access)}, and this launch gave none: pass shared_mem=... (bytes)"
@@ -248,7 +261,7 @@ def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
 
 
 def _slack_overwritten(launched: Launched, fault: Fault) -> KernelError:
-    array, index = launched.element(fault.address, -1)
+    array, index = launched.element(fault.address, -1, True)
     message = (
         f"kernel `{launched.entry.name}`: out of bounds: {array}[{index}] was written, beside the array. "
         "Fast mode saw it only after the launch; run it under `with cp.checks('full'):` "
@@ -259,7 +272,7 @@ def _slack_overwritten(launched: Launched, fault: Fault) -> KernelError:
 
 def _uninitialized(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
-    array, index = launched.element(fault.address, fault.shared_slot)
+    array, index = launched.element(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     message = (
         f"kernel `{launched.entry.name}`: uninitialized read: {array}[{index}] was "
         f"{_verb(fault.access)}, and nothing had written it\n  {_who(launched, site)}\n{_show(site)}"
@@ -269,7 +282,7 @@ def _uninitialized(launched: Launched, fault: Fault) -> KernelError:
 
 def _data_race(launched: Launched, fault: Fault) -> KernelError:
     site, other = _site(launched, fault), _other(launched, fault)
-    array, index = launched.element(fault.address, fault.shared_slot)
+    array, index = launched.element(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     if site.block != other.block:
         why = "blocks run in no order: only atomics, or another launch, can order them"
     elif fault.thread // 32 == fault.other_thread // 32:
@@ -361,7 +374,7 @@ def _fault(text: str) -> Callable[[Launched, Fault], KernelError]:
 
 def _misaligned(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
-    array, index = launched.element(fault.address, fault.shared_slot)
+    array, index = launched.element(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     message = (
         f"kernel `{launched.entry.name}`: misaligned address: {fault.bytes} bytes at {array}[{index}] were "
         f"{_verb(fault.access)}, which must start at a multiple of {fault.bytes} bytes\n"
@@ -386,7 +399,7 @@ _MAKERS: dict[int, Callable[[Launched, Fault], Exception]] = {
     4: _barrier,
     5: _timeout,
     6: _assertion,
-    7: _fault("integer division by zero"),
+    7: _fault("integer division by zero, or of the most negative number by -1"),
     8: _fault("the kernel stopped itself (__trap, or an instruction that is not allowed)"),
     9: _fault("the stack is full: local arrays of a thread, or calls within calls, take more than 600 KB"),
     10: _too_much_shared,

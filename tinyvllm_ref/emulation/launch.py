@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import os
 import struct
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -305,6 +307,11 @@ def check_geometry(grid: Any, block: Any, shared: int, shared_limit: int) -> tup
 
 
 # ---------------- launch
+# Of a signal handler that launches a kernel, too: hence the same thread may enter again.
+_one_at_a_time = threading.RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_one_at_a_time=threading.RLock()))
+
+
 def launch(
     library: Library,
     plan: Plan,
@@ -349,12 +356,15 @@ def launch(
     )
     fault, counters = diagnose.Fault(), report.Counters()
     runtime = native.runtime()
-    kind = runtime.emu_launch(ctypes.byref(request), ctypes.byref(fault), ctypes.byref(counters))
-    _print_output(runtime)
-    launched = diagnose.Launched(library, entry, grid3, block3, args, mode)
-    report.record(launched, counters)
-    if kind:
-        raise diagnose.error(fault, launched)
+    with _one_at_a_time:  # what the runtime tells of a launch stands until the next one
+        kind = runtime.emu_launch(ctypes.byref(request), ctypes.byref(fault), ctypes.byref(counters))
+        _print_output(runtime)
+        launched = diagnose.Launched(library, entry, grid3, block3, args, mode)
+        report.record(launched, counters)
+        if kind == diagnose.INTERRUPTED:
+            raise KeyboardInterrupt
+        if kind:
+            raise diagnose.error(fault, launched)
 
 
 def _print_output(runtime: ctypes.CDLL) -> None:

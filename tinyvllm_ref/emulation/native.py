@@ -61,14 +61,22 @@ def _flags() -> list[str]:
 
 
 @functools.cache
-def _load() -> tuple[ctypes.CDLL, Path]:
+def _load() -> tuple[ctypes.CDLL, Path, bytes]:
     name = cache.key(source_hash(), toolchain.find().version, *_flags())
-    return cache.load(f"runtime-{name}.so", _compile)
+    library, path = cache.load(f"runtime-{name}.so", _compile)
+    return library, path, path.read_bytes()
 
 
 def library_path() -> Path:
-    """The runtime as a shared library, compiled if it has not been before."""
-    return _load()[1]
+    """The runtime as a shared library, compiled if it has not been before.
+
+    Where somebody has deleted it meanwhile, its bytes are put back: kernels are linked against the file.
+    """
+    _, path, data = _load()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return path
 
 
 def _compile(target: Path) -> None:
@@ -88,7 +96,7 @@ def _compile(target: Path) -> None:
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The loaded runtime library, its functions declared."""
-    library, _ = _load()
+    library = _load()[0]
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result

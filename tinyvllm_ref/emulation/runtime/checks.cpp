@@ -17,6 +17,9 @@ struct Cell {
     uint16_t write_thread, write_epoch;   // epoch: __syncwarps of that warp so far
     uint16_t read_thread, read_epoch;     // the last reader in read_stamp's stretch
     uint16_t read2_thread, read2_epoch;   // and one before it, another thread
+    uint32_t far_stamp, far_pc;           // the last read by an earlier block
+    uint16_t far_thread;
+    uint8_t far_atomic;
     uint8_t write_bytes, read_bytes;      // bit b: byte b of the granule
     uint8_t write_atomic, read_atomic;
 };
@@ -26,7 +29,8 @@ namespace {
 // What a block has made visible to others by a fence and an atomic operation.
 struct BlockClock {
     uint32_t first_stamp;
-    uint32_t published_stamp;  // 0: nothing
+    uint32_t published_stamp;        // the last stretch in which a thread published; 0: none
+    uint32_t publishers[kMaxWarps];  // the threads that did, a bit each: their own stores of that stretch too
 };
 
 // A store whose value has to be looked at once it has happened: both threads may store the same.
@@ -58,7 +62,9 @@ struct AccessSite {
 struct State {
     Launch* launch;
     uint32_t stamp, launch_stamp, block_stamp;
-    bool acquired;                // this block has seen an atomic, and so what others published
+    bool block_acquired;             // a barrier of this block followed an atomic operation: all see what it saw
+    bool acquiring;                  // an atomic operation was seen in this stretch
+    bool acquired[kMaxThreads];      // by this thread itself
     bool fenced[kMaxThreads];     // since its last atomic operation this thread passed a __threadfence
     Array<BlockClock> blocks;
     Pending pending;
@@ -130,7 +136,8 @@ bool locate(Worker* w, const char* p, size_t bytes, uint32_t access, const void*
         *place = {&a, size_t(p - a.base), slot};
         return true;
     }
-    if (between(p, w->stacks, w->stacks + kStack * kMaxThreads)) return false;
+    size_t own = size_t((char*)__builtin_frame_address(0) - w->stacks) / kStack;
+    if (size_t(p - w->stacks) / kStack == own) return false;
     Launch* launch = w->launch;
     if (between(p, launch->args_lo, launch->args_hi) || between(p, launch->image_lo, launch->image_hi)) return false;
     uintptr_t tls = uintptr_t(&self);  // threadIdx and its kind lie near it
@@ -196,17 +203,25 @@ void settle(Worker* w) {
     warn(warning);
 }
 
+// What a thread wrote before its fence and atomic operation, and what barriers had ordered before that.
+bool is_published(const BlockClock& clock, uint32_t stamp, uint16_t thread) {
+    if (clock.published_stamp > stamp) return true;
+    return clock.published_stamp == stamp && (clock.publishers[thread / 32] >> thread % 32 & 1);
+}
+
+bool sees_published(Worker* w) { return state.block_acquired || state.acquired[w->current]; }
+
 // Is an earlier use at (stamp, thread, epoch) ordered before what the current thread does now?
 bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint16_t epoch, bool shared) {
     if (stamp < state.launch_stamp) return true;
     if (stamp < state.block_stamp) {  // another block of this launch
         if (shared) return true;
-        return state.acquired && state.blocks[block_of(stamp)].published_stamp >= stamp;
+        return sees_published(w) && is_published(state.blocks[block_of(stamp)], stamp, thread);
     }
     if (stamp != state.stamp || thread == w->current) return true;  // a barrier lies between, or it was ourselves
     int warp = thread / 32;
     if (warp == w->current / 32 && epoch != uint16_t(w->warp[warp].sync_epoch)) return true;
-    return state.acquired && state.blocks[state.blocks.size() - 1].published_stamp >= stamp;
+    return state.acquired[w->current] && is_published(state.blocks.back(), stamp, thread);
 }
 
 struct Access {
@@ -241,6 +256,13 @@ void race(Worker* w, const Access& now, int slot, uint32_t other_pc, uint16_t ot
 void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
     uint16_t me = uint16_t(w->current), epoch = uint16_t(w->warp[me / 32].sync_epoch);
     if (c.read_stamp != state.stamp) {
+        bool other_block = c.read_stamp >= state.launch_stamp && c.read_stamp < state.block_stamp;
+        if (other_block) {  // it is still to be found by whoever writes here in this launch
+            c.far_stamp = c.read_stamp;
+            c.far_thread = c.read_thread;
+            c.far_pc = c.read_pc;
+            c.far_atomic = c.read_atomic;
+        }
         c.read_stamp = state.stamp;
         c.read2_thread = kNobody;
         c.read_bytes = 0;
@@ -277,6 +299,8 @@ void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) 
         if (first) race(w, now, slot, c.read_pc, c.read_thread, c.read_stamp, kRead, false);
         if (second) race(w, now, slot, c.read2_pc, c.read2_thread, c.read_stamp, kRead, false);
     }
+    if (!shared && c.far_stamp && !(atomic && c.far_atomic) && !ordered(w, c.far_stamp, c.far_thread, 0, false))
+        race(w, now, slot, c.far_pc, c.far_thread, c.far_stamp, kRead, false);
     bool again = c.write_stamp == state.stamp && c.write_thread == w->current;
     if (!again) c.write_bytes = 0;
     c.write_atomic = again ? c.write_atomic && atomic : atomic;  // one plain store makes it plain
@@ -456,8 +480,12 @@ void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
 // An atomic operation publishes what was written before a fence, and shows what others published.
 void synchronise(Worker* w) {
     if (!w || !w->running) return;
-    state.acquired = true;
-    if (state.fenced[w->current]) state.blocks[state.blocks.size() - 1].published_stamp = state.stamp;
+    state.acquired[w->current] = state.acquiring = true;
+    if (!state.fenced[w->current]) return;
+    BlockClock& clock = state.blocks.back();
+    if (clock.published_stamp != state.stamp) memset(clock.publishers, 0, sizeof clock.publishers);
+    clock.published_stamp = state.stamp;
+    clock.publishers[w->current / 32] |= 1u << w->current % 32;
 }
 
 void atomic_access(volatile void* address, size_t bytes, uint32_t flags, const void* pc) {
@@ -496,17 +524,19 @@ void checks_begin(Worker* w) {
 
 void checks_block(Worker* w) {
     state.block_stamp = ++state.stamp;
-    state.acquired = false;
+    state.block_acquired = state.acquiring = false;
+    memset(state.acquired, 0, sizeof state.acquired);
     memset(state.fenced, 0, sizeof state.fenced);
     Busy busy(w);
     flush_requests(w);
-    state.blocks.push({state.stamp, 0});
+    state.blocks.push({state.stamp, 0, {}});
 }
 
 void checks_barrier(Worker* w) {
     if (state.pending.active) settle(w);
     report_unwritten(w);
     state.stamp++;
+    if (state.acquiring) state.block_acquired = true;
     state.counters.barriers++;
     flush_requests(w);
 }

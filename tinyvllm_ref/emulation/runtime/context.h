@@ -48,6 +48,7 @@ enum FaultKind : int32_t {
     kTooMuchShared,
     kMisaligned,
     kSlackOverwritten,
+    kInterrupted = 14,
 };
 
 enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kAligned = 8 };

@@ -37,13 +37,29 @@ void make_worker(Worker* w) {
     mprotect(w->shared + kSharedStride - page, page, PROT_NONE);  // fast mode's arena ends here
 }
 
+// A thread of Python's that ends takes its worker along.
+void free_worker(void* p) {
+    Worker* w = (Worker*)p;
+    munmap(w->stacks, kStack * kMaxThreads);
+    munmap(w->shared, kSharedArena);
+    for (Allocation& region : w->shared_region) {
+        unmap_pages(region.written, region.written_bytes);
+        unmap_pages(region.cells, region.cells_bytes);
+    }
+    free(w);
+    self = nullptr;
+}
+
 Worker* this_worker() {
+    static pthread_key_t key;
+    static bool has_key = pthread_key_create(&key, free_worker) == 0;
     if (!self) {
         void* p = nullptr;
         if (posix_memalign(&p, 64, sizeof(Worker)) != 0) abort();
         memset(p, 0, sizeof(Worker));
         make_worker((Worker*)p);
         self = (Worker*)p;
+        if (has_key) pthread_setspecific(key, p);
     }
     return self;
 }
@@ -143,7 +159,8 @@ void start_pool(Launch* launch, int helpers) {
 void finish_pool(Fault* fault) {
     Hold hold(pool.mutex);
     while (pool.working) pthread_cond_wait(&pool.done, pool.mutex.native());
-    if (!fault->kind) *fault = pool.fault;
+    // A worker that was hurried because another had failed is not what went wrong.
+    if (pool.fault.kind && (!fault->kind || fault->kind == kTimeout)) *fault = pool.fault;
 }
 
 Mutex launch_lock;

@@ -24,7 +24,7 @@ constexpr size_t kAltStack = 64 << 10;
 struct Handled {
     int number;
     struct sigaction old;
-} handled[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}, {SIGILL, {}}, {SIGTRAP, {}}, {0, {}}};
+} handled[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}, {SIGILL, {}}, {SIGTRAP, {}}, {SIGINT, {}}, {0, {}}};
 bool timer_is_ours = false;
 constexpr int kHandled = sizeof handled / sizeof handled[0];
 
@@ -70,6 +70,9 @@ void on_signal(int number, siginfo_t* info, void* context) {
         if (!w || !w->running || !time_is_over()) return;  // it may be late, and meant for another launch
         w->timed_out = 1;
         if (w->busy) return;  // the runtime looks at timed_out when it is done
+    } else if (number == SIGINT) {  // Python notes it, and the kernel stops so that Python gets to see it
+        pass_on(number, info, context);
+        if (!w || !w->running || w->busy) return;
     } else if (!w || !w->running) {
         pass_on(number, info, context);
         return;
@@ -88,6 +91,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
     f.shared_slot = -1;
     char* at = (char*)info->si_addr;
     if (number == kTimerSignal) f.kind = kTimeout;
+    else if (number == SIGINT) f.kind = kInterrupted;
     else if (number == SIGFPE) f.kind = kDivision;
     else if (number == SIGILL || number == SIGTRAP) f.kind = kTrap;
     else if (at >= w->stacks && at < w->stacks + kStack * kMaxThreads) f.kind = kStackOverflow;
