@@ -184,7 +184,9 @@ def pieces_of(batch: ScheduledBatch, max_rows: int) -> list[Piece]:
             limit = min(start + count, request.num_prompt_tokens - 1) if first_row == start else start
             wanted = [*range(start, limit), *([end - 1] if last else [])]
             for values, value in zip(
-                (piece.index, piece.starts, piece.counts, piece.rows), (index, start, count, wanted), strict=True
+                (piece.index, piece.starts, piece.counts, piece.rows),
+                (index, start, count, wanted),
+                strict=True,
             ):
                 values.append(value)  # type: ignore[attr-defined]
             used += len(wanted)

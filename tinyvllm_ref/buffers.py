@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,10 @@ class Buffers:
         self._logits: Any = None
         self._rows: Any = None
 
+    def use_plan(self, plan: Callable[..., tuple[list[int], int]]) -> None:
+        """Place the arrays by another plan from the next allocation on."""
+        self._plan = plan
+
     def reserve(self, config: ModelConfig, tokens: int, rows: int) -> int:
         """Allocate for passes of up to `tokens` tokens and `rows` rows of logits; returns the bytes it took.
 
@@ -155,6 +159,13 @@ class Buffers:
             self._steps[tokens] = found
         return found
 
+    def around(self, config: ModelConfig, x: Any, residual: Any) -> StepBuffers:
+        """The buffers of a layer that is given x and residual; mostly they are the step's own."""
+        found = self.step(config, len(x))
+        return (
+            found if found.x is x and found.residual is residual else replace(found, x=x, residual=residual)
+        )
+
     def logits(self, config: ModelConfig, rows: int) -> tuple[Any, Any]:
         """(rows, H) bf16 for the input of the LM head, and (rows, V) float32 for its output."""
         if self._logits is None or len(self._logits) < rows or self._logits.shape[1] != config.vocab_size:
@@ -169,7 +180,9 @@ class Buffers:
         shapes = _shapes(config, tokens)
         sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()]
         self._arrays, self._steps = {}, {}
-        offsets, total = self._plan([(size, *_LIFETIMES[name]) for name, size in zip(shapes, sizes, strict=True)])
+        offsets, total = self._plan(
+            [(size, *_LIFETIMES[name]) for name, size in zip(shapes, sizes, strict=True)]
+        )
         arena = cp.empty(total, np.uint8)
         for (name, (shape, dtype)), offset, size in zip(shapes.items(), offsets, sizes, strict=True):
             self._arrays[name] = arena[offset : offset + size].view(dtype).reshape(shape)

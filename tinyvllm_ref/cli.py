@@ -1,8 +1,19 @@
-"""The ``tinyvllm`` command."""
+"""The ``tinyvllm`` command. What a command needs is imported when it runs, so that the others start at once."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
 import typer
+
+if TYPE_CHECKING:
+    from .llm import LLM
+    from .sampling_params import SamplingParams
+
+DEFAULT_MODEL = "tiny-stories"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -11,10 +22,91 @@ app = typer.Typer(
     help="tinyvllm: an LLM inference engine to read, to use and to learn from.",
 )
 
+Model = Annotated[str, typer.Option("--model", "-m", help="A folder, or a name that `tinyvllm fetch` knows.")]
+MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
+TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Mine = Annotated[bool, typer.Option("--mine", help="Use the parts in my_engine/.")]
+
 
 @app.callback()
 def _root() -> None:
     """Commands come below; this keeps them named even while there is only one."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on with.")],
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 200,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    mine: Mine = False,
+) -> None:
+    """Go on with a text; it is printed as it comes."""
+    with _plain_errors():
+        params = _params(max_tokens, temperature, top_p, seed)
+        pieces = _load(model, mine).stream(prompt, params)
+        _print_pieces([prompt])
+        _print_pieces(pieces)
+        typer.echo()
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2-135m-instruct",
+    system: Annotated[str, typer.Option(help="A first message that tells the model how to be.")] = "",
+    max_tokens: MaxTokens = 400,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    mine: Mine = False,
+) -> None:
+    """Talk with a model. An empty line or Ctrl-D ends it."""
+    with _plain_errors():
+        params = _params(max_tokens, temperature, top_p, seed)
+        llm = _load(model, mine)
+        messages = [{"role": "system", "content": system}] if system else []
+        for line in _questions():
+            messages.append({"role": "user", "content": line})
+            answer = _print_pieces(llm.stream(messages, params))
+            messages.append({"role": "assistant", "content": answer})
+            typer.echo()
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2-135m-instruct or llama-3.2-1b-instruct.")],
+    force: Annotated[bool, typer.Option(help="Fetch it again even if it is there.")] = False,
+) -> None:
+    """Download a model, to where every command finds it by its name."""
+    from .checkpoint.fetch import fetch as fetch_model
+
+    with _plain_errors():
+        typer.echo(str(fetch_model(name, force=force)))
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.")],
+    batch: Annotated[str, typer.Option(help="Numbers of requests at once, with commas between.")] = "1,8",
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate for each.")] = 128,
+    static: Annotated[bool, typer.Option("--static", help="Batch statically, for comparison.")] = False,
+) -> None:
+    """Measure how fast a model generates."""
+    from .bench import measure, table
+
+    with _plain_errors():
+        sizes = _positive_integers("batch", batch)
+        for name, value in (("prompt", prompt), ("tokens", tokens)):
+            if value < 1:
+                raise ValueError(f"--{name} is {value}; it must be at least 1")
+        batching: Literal["continuous", "static"] = "static" if static else "continuous"
+        for line in table(measure(model, sizes, prompt, tokens, batching)):
+            typer.echo(line)
 
 
 @app.command()
@@ -24,6 +116,69 @@ def doctor() -> None:
 
     for finding in examine():
         typer.echo(str(finding))
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What a user can mend is one message and not a traceback."""
+    from .checkpoint.hub import FetchError
+
+    try:
+        yield
+    except (ValueError, FileNotFoundError, TypeError, FetchError) as error:
+        typer.echo(f"tinyvllm: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo()
+        raise typer.Exit(130) from None
+
+
+def _params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
+    from .sampling_params import SamplingParams
+
+    return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+
+
+def _load(model: str, mine: bool, **options: Any) -> LLM:
+    """One request at a time is all that a terminal asks for."""
+    from .assembly import Parts
+    from .llm import LLM
+
+    return LLM(model, parts=Parts.mine() if mine else None, max_num_seqs=1, **options)
+
+
+def _print_pieces(pieces: Iterable[str]) -> str:
+    """Print as they come, and give back the whole."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    return text
+
+
+def _questions() -> Iterator[str]:
+    """Lines from the terminal, or from a pipe."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+def _positive_integers(name: str, text: str) -> list[int]:
+    """``"1,8"`` -> [1, 8]."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ValueError(
+            f"--{name} is {text!r}; it must be positive integers with commas between, such as 1,8"
+        )
+    return numbers
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ class Attention:
     """Tokens look at the earlier ones of their request: normed (T, H) bf16 -> x (T, H) float32."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts: Any = parts  # filled: none of them is None
 
     def __call__(self, weights: Weights, layer: int, attend: Any, b: StepBuffers) -> None:
         parts = self._parts
@@ -70,7 +70,7 @@ class FeedForward:
     """Each token for itself: ffn_normed (T, H) bf16 -> x (T, H) float32."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts: Any = parts  # filled: none of them is None
 
     def __call__(self, weights: Weights, layer: int, b: StepBuffers) -> None:
         parts = self._parts
@@ -87,7 +87,7 @@ class Layer:
     """
 
     def __init__(self, parts: Parts, buffers: Buffers) -> None:
-        self._parts = parts
+        self._parts: Any = parts  # filled: none of them is None
         self._buffers = buffers
         self._attention = Attention(parts)
         self._feed_forward = FeedForward(parts)
@@ -111,7 +111,7 @@ class Forward:
     """Embedding, all layers, the last norm, the LM head; has the contract of the part `forward`."""
 
     def __init__(self, parts: Parts, buffers: Buffers) -> None:
-        self._parts = parts
+        self._parts: Any = parts  # filled: none of them is None
         self._buffers = buffers
 
     def __call__(self, inputs: ModelInputs, weights: Weights, attend: Any) -> Array:

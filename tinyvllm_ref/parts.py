@@ -360,7 +360,7 @@ class Parts:
         values = {name: getattr(self, name) for name in self.names()} | parts
         owners = {**self._owners, **dict.fromkeys(parts, owner)}
         owners = {name: who for name, who in owners.items() if values[name] is not None}
-        return Parts(**values, _owners=MappingProxyType(owners))
+        return type(self)(**values, _owners=MappingProxyType(owners))
 
     def owners(self) -> dict[str, str]:
         """Who made each part that is there, in the order of the lessons."""

@@ -58,8 +58,10 @@ def sample(logits: Any, params: Sequence[SamplingParams], steps: Any) -> Any:
         ([p.min_p for p in params], np.float32),
         ([(p.seed or 0) & _SEED_MASK for p in params], np.uint64),
     )
-    options = [cp.asarray(np.array(values, dtype)) for values, dtype in columns]
-    return sample_rows(logits, *options, steps, out)
+    temperature, top_k, top_p, min_p, seeds = (
+        cp.asarray(np.array(values, dtype)) for values, dtype in columns
+    )
+    return sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, out)
 
 
 class Sampler:

@@ -14,13 +14,15 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tinyvllm_ref"
 # a rule of its own follows. The order is that of the call chain.
 LEVELS = [
     ["cli", "course", "__main__"],
-    ["server", "doctor"],
+    ["server", "doctor", "bench"],
     ["llm", "assembly"],
     ["engine"],
     ["scheduler", "model_runner"],
-    ["block_manager", "tokenizer", "model", "sampler", "batch", "decode_graph"],
+    ["block_manager", "tokenizer", "completion", "model", "sampler", "batch", "decode_graph"],
+    ["buffers"],
     ["kernels", "blas", "kv_cache", "checkpoint", "bf16"],
     ["request", "parts", "device"],
+    ["outputs"],
     ["sampling_params", "config", "emulation"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -36,7 +38,7 @@ ONLY = {
     "scheduler": {"block_manager", "request", "sampling_params"},
     "device": {"emulation"},
     "tokenizer": set(),
-    "checkpoint": {"config"},
+    "checkpoint": {"bf16", "config", "device"},
 }
 PURE = ("request", "block_manager", "scheduler", "sampling_params", "config", "parts")
 ONLY_CUPY = "device"  # the one module that may import cupy

@@ -56,7 +56,9 @@ def load_weights(
     for group in plan:
         offsets.append(total)
         total += -(-int(np.prod(group.shape)) * 2 // ALIGNMENT) * ALIGNMENT
-    arena = cp.empty(total // 2, np.uint16)
+    # Zeros and not just memory: what lies between the groups is defined, and the emulation need not keep a record of
+    # which bytes of so large an array were written.
+    arena = cp.zeros(total // 2, np.uint16)
     weights = {}
     for group, offset in zip(plan, offsets, strict=True):
         elements = int(np.prod(group.shape))

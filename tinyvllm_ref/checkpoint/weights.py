@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def open_checkpoint(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, TensorView]]:
+def open_checkpoint(
+    folder: str | os.PathLike[str], read: Callable[..., Mapping[str, TensorView]] | None = None
+) -> tuple[ModelConfig, dict[str, TensorView]]:
     """Read a model's config, map its weights, and check that they are the ones that the config describes.
 
     Parameters
@@ -100,6 +102,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[s
     folder : str or PathLike
         Holds ``config.json`` and either ``model.safetensors`` or the shards that
         ``model.safetensors.index.json`` lists.
+    read : callable, optional
+        Reads one file; by default :func:`~tinyvllm_ref.checkpoint.safetensors.read_safetensors`.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[s
     """
     folder = Path(folder)
     config = ModelConfig.from_json(folder)
-    views = _map_files(folder)
+    views = _map_files(folder, read or read_safetensors)
     expected = tensor_shapes(config)
     for name in [name for name in views if name not in expected and _is_redundant(name, config)]:
         del views[name]
@@ -145,11 +149,11 @@ def _report(folder: Path, fault: str, items: list[str]) -> None:
         raise CheckpointError(f"{folder}: {len(items)} {fault}: {', '.join(items[:_NAMED_AT_MOST])}{more}")
 
 
-def _map_files(folder: Path) -> dict[str, TensorView]:
+def _map_files(folder: Path, read: Callable[..., Mapping[str, TensorView]]) -> dict[str, TensorView]:
     """All tensors of the one file, or of the shards that the index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
-        return read_safetensors(single)
+        return dict(read(single))
     if not index.is_file():
         others = sorted(
             path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".gguf")
@@ -163,7 +167,7 @@ def _map_files(folder: Path) -> dict[str, TensorView]:
     if absent:
         raise FileNotFoundError(f"{index}: lists {', '.join(absent)}, which the folder has not")
     for shard in shards:
-        tensors = read_safetensors(folder / shard)
+        tensors = read(folder / shard)
         _check_shard(index, shard, weight_map, tensors)
         views.update(tensors)
     return views
