@@ -109,3 +109,21 @@ def test_a_broken_cupy_does_not_stop_the_emulation(tmp_path):
 
 def test_numpy_is_new_enough_for_the_promotion_rules():
     assert np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+
+def test_the_readme_s_text_is_generated(tmp_path):
+    text = (REPOSITORY / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(from tinyvllm_ref import LLM.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TINYVLLM_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(", there was a")
+    again = run("generate", "Once upon a time", "--max-tokens", "8", TINYVLLM_DEVICE="cpu")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("Once upon a time, there was a")
