@@ -81,6 +81,7 @@ void run_blocks(Worker* w, Launch* launch) {
     w->fault = Fault{};
     w->fault.shared_slot = -1;
     w->timed_out = 0;
+    w->called_from = nullptr;
     w->busy = 0;
     w->warned_exit = false;
     blockDim = launch->block;

@@ -68,6 +68,9 @@ void on_signal(int number, siginfo_t* info, void* context) {
     Worker* w = self;
     if (number == kTimerSignal) {
         if (!w || !w->running || !time_is_over()) return;  // it may be late, and meant for another launch
+        const char* at = (const char*)program_counter(context);
+        bool in_kernel = at >= w->launch->image_lo && at < w->launch->image_hi;
+        if (!in_kernel && !w->called_from) return;  // not begun yet, on a busy machine: the signal comes again
         w->timed_out = 1;
         if (w->busy) return;  // the runtime looks at timed_out when it is done
     } else if (number == SIGINT) {  // Python notes it, and the kernel stops so that Python gets to see it
