@@ -76,6 +76,8 @@ class StepBuffers:
     q : (T, Hq, D) float32
     k, v : (T, Hk, D) float32
     attended : (T, Hq, D) bf16
+    heads : (T, Hq D) bf16
+        The same memory as `attended`: all heads of a token side by side.
     ffn_normed : (T, H) bf16
         Input of the feed-forward block.
     gate_up : (T, 2F) float32
@@ -90,6 +92,7 @@ class StepBuffers:
     k: Any
     v: Any
     attended: Any
+    heads: Any
     ffn_normed: Any
     gate_up: Any
     activated: Any
@@ -186,6 +189,7 @@ class Buffers:
         arena = cp.empty(total, np.uint8)
         for (name, (shape, dtype)), offset, size in zip(shapes.items(), offsets, sizes, strict=True):
             self._arrays[name] = arena[offset : offset + size].view(dtype).reshape(shape)
+        self._arrays["heads"] = self._arrays["attended"].reshape(tokens, -1)
         self._config, self._capacity = config, tokens
 
 

@@ -121,6 +121,11 @@ class Engine:
         -------
         list of RequestOutput
             Of every prompt that got on: all that it has so far. An output is the same object in each step.
+
+        Raises
+        ------
+        RuntimeError
+            The scheduler gives nothing to do, though requests are not finished.
         """
         batch = self.scheduler.schedule()  # who computes what
         if batch:
@@ -128,7 +133,7 @@ class Engine:
             self.scheduler.update(batch, result.ids)  # blocks of the finished are free again
             touched = self._collect(batch, result)  # text; a stop string ends a request too
         else:
-            touched = {}
+            touched = self._nothing_scheduled(batch)
         for entry in self._aborted:
             touched[entry.output.request_id] = entry
         self._aborted = []
@@ -150,6 +155,14 @@ class Engine:
         self._close_finished(entry)
         self._aborted.append(entry)
         return True
+
+    def _nothing_scheduled(self, batch: ScheduledBatch) -> dict[str, _Prompt]:
+        """An empty step: right only where all is done, or the only running request has just been preempted."""
+        if self._prompts and not batch.preempted:
+            raise RuntimeError(
+                f"the scheduler gives nothing to do, though {len(self._completions)} requests are not finished"
+            )
+        return {}
 
     def _collect(self, batch: ScheduledBatch, result: StepResult) -> dict[str, _Prompt]:
         """Give each completion its new token; returns the prompts that got one."""

@@ -62,8 +62,7 @@ class Attention:
         split_qkv(b.qkv, b.q, b.k, b.v)  # (T, Hq, D), (T, Hk, D), (T, Hk, D)
         parts.rope(b.q, b.k, attend.positions, weights["inv_freq"])  # in place
         attend(layer, b.q, b.k, b.v, b.attended)  # (T, Hq, D) bf16; writes k and v to the cache
-        heads = b.attended.reshape(len(b.attended), -1)
-        parts.linear(heads, weights[f"layers.{layer}.o_proj"], b.x)
+        parts.linear(b.heads, weights[f"layers.{layer}.o_proj"], b.x)
 
 
 class FeedForward:
