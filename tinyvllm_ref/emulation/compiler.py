@@ -136,6 +136,12 @@ def _tidy(text: str) -> str:
     return re.sub(r" \[-W[\w+=-]+\]$", "", text)
 
 
+def _is_ptx(source: str, line: int) -> bool:
+    """Does the line begin an ``asm`` statement? What compilers say of one differs."""
+    lines = source.splitlines()
+    return 1 <= line <= len(lines) and re.match(r"\s*(asm|__asm__|__asm)\b", lines[line - 1]) is not None
+
+
 def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
     """Compiler output in NVRTC's style, each with its line of the source and a caret; and the error count."""
     out: list[str] = []
@@ -153,6 +159,8 @@ def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
             continue
         seen.add((number, text))
         errors += "error" in match["what"]
+        if "error" in match["what"] and _is_ptx(translation.source, number):
+            text = _tidy("emu_inline_ptx_is_not_emulated")
         file, shown = translation.place(number)
         out.append(f"{file or SOURCE_NAME}({shown}): {match['what'].replace('fatal ', '')}: {text}")
         column = translation.source_column(number, int(match["column"])) if match["column"] else None
@@ -223,6 +231,8 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
     compiler = toolchain.find()
     flags = [*_host_options(options, translation.source), *_mode_flags(compiler, mode)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
+    if compiler.family == "zig":  # it looks for headers of a C library wherever it may link one
+        flags += ["-nostdlib"]
     link = [str(native.library_path()), "-lm", "-lc"]
     link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
