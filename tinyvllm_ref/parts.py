@@ -132,7 +132,13 @@ class SiluMul(Protocol):
 
 
 class DecoderLayer(Protocol):
-    """One layer, composed of the other parts; x and residual (T, H) float32."""
+    """One layer, composed of the other parts; x and residual (T, H) float32, changed in place; returns x.
+
+    `residual` is the stream. What the block before computed comes in x and has still to be added to it; before
+    layer 0 nothing has, and x is not read. What this layer's feed-forward block computes goes out in x, not added.
+    `weights` are the arrays by name (``"layers.3.qkv"``, and ``"inv_freq"``), with the model's sizes in
+    ``weights.config``; the tokens' positions are in ``attend.positions``.
+    """
 
     def __call__(
         self, x: Array, residual: Array, weights: Mapping[str, Array], layer: int, attend: Attend, /
@@ -140,7 +146,10 @@ class DecoderLayer(Protocol):
 
 
 class Forward(Protocol):
-    """ModelInputs -> logits (R, V) float32 of the rows in ``inputs.logits_rows``."""
+    """ModelInputs -> logits (R, V) float32 of the rows in ``inputs.logits_rows``.
+
+    `weights` as for `decoder_layer`; ``weights.lm_head`` is the embedding table where the two are tied.
+    """
 
     def __call__(self, inputs: Any, weights: Mapping[str, Array], attend: Attend, /) -> Array: ...
 
@@ -167,7 +176,10 @@ class PlanBuffers(Protocol):
 
 
 class Sample(Protocol):
-    """logits (R, V) float32, R options, steps (R,) -> (R,) int32. Uniforms come from (seed, step) alone."""
+    """logits (R, V) float32, R options, steps (R,) -> (R,) int32. Uniforms come from (seed, step) alone.
+
+    Every option has a seed, and penalties have been applied. A step in which all are greedy goes to `argmax`.
+    """
 
     def __call__(self, logits: Array, params: Sequence[SamplingParams], steps: Array, /) -> Array: ...
 
@@ -231,7 +243,12 @@ class PagedAttention(Protocol):
 
 
 class EnginePart(Protocol):
-    """The loop. The part is the class; it is called with (model, parts, config)."""
+    """The loop. The part is the class; it is called with (model, parts, config).
+
+    ``add_request`` takes a :class:`~tinyvllm_ref.request.Request`. ``step`` gives, for each request that got on,
+    an object with ``request_id``, ``finished`` and ``outputs``: of each completion ``token_ids`` so far and
+    ``finish_reason``. The text is made of them by whoever asked.
+    """
 
     @property
     def has_work(self) -> bool: ...

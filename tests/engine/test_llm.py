@@ -1,7 +1,10 @@
 """The public interface, on a model of three layers' worth of noise whose tokens are bytes."""
 
 import dataclasses
+import gc
+import itertools
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -479,6 +482,34 @@ def test_ids_in_use_are_refused(llm):
         llm.engine.add_request(Request("x", [1], params()))
     llm.engine.abort("x")
     llm.engine.step()
+
+
+# ---------------- memory
+
+
+def test_del_gives_the_memory_back(folder):
+    """At once, with no garbage collection: the weights and the cache of a large model must not wait for one."""
+    llm = LLM(folder, num_blocks=8)
+    llm.generate(["a", "b"], params())
+    gone = [
+        weakref.ref(thing) for thing in (llm.model, llm.engine.runner.kv_cache, llm.model.weights["norm"])
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        assert [reference() for reference in gone] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_two_engines_in_one_process(folder):
+    first, second = LLM(folder, num_blocks=8), LLM(folder, num_blocks=8)
+    streams = [llm.stream("Once", params()) for llm in (first, second)]
+    texts = ["", ""]
+    for pieces in itertools.zip_longest(*streams, fillvalue=""):
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    assert texts[0] == texts[1] == first.generate("Once", params())[0].outputs[0].text
 
 
 # ---------------- progress
