@@ -89,11 +89,6 @@ class NoSuchKernel(LookupError):
 
 
 # ---------------- options
-def _host_options(options: tuple[str, ...], source: str) -> list[str]:
-    """NVRTC's options as the host compiler's: include folders and the standard."""
-    return _sort_options(options, source)[0]
-
-
 def _sort_options(options: tuple[str, ...], source: str) -> tuple[list[str], list[str]]:
     """The host compiler's flags, and preprocessor lines: a macro must not change our own header."""
     flags, lines, standard = [], [], "-std=c++17"
@@ -229,7 +224,7 @@ def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
 
 def _build(target: Path, unit: str, translation: Translation, options: tuple[str, ...], mode: str) -> None:
     compiler = toolchain.find()
-    flags = [*_host_options(options, translation.source), *_mode_flags(compiler, mode)]
+    flags = [*_sort_options(options, translation.source)[0], *_mode_flags(compiler, mode)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
     if compiler.family == "zig":  # it looks for headers of a C library wherever it may link one
         flags += ["-nostdlib"]

@@ -23,7 +23,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emu_live_bytes": (ctypes.c_size_t, []),
     "emu_mark_initialized": (None, [ctypes.c_void_p, ctypes.c_size_t]),
     "emu_mark_uninitialized": (None, [ctypes.c_void_p, ctypes.c_size_t]),
-    "emu_set_item_size": (None, [ctypes.c_void_p, ctypes.c_uint]),
     "emu_nearest": (
         ctypes.c_void_p,
         [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)],

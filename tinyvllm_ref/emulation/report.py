@@ -26,7 +26,7 @@ class Counters(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in (
             "global_read_bytes", "global_write_bytes", "global_read_sectors", "global_write_sectors",
             "global_read_requests", "global_write_requests", "shared_read_bytes", "shared_write_bytes",
-            "shared_requests", "bank_conflicts", "barriers", "warp_collectives", "atomics", "accesses",
+            "shared_requests", "bank_conflicts", "barriers", "atomics", "accesses",
             "threads", "blocks", "shared_bytes",
         )),
         ("estimated", ctypes.c_int32),

@@ -102,7 +102,7 @@ struct Counters {
     uint64_t global_read_requests, global_write_requests;
     uint64_t shared_read_bytes, shared_write_bytes;
     uint64_t shared_requests, bank_conflicts;
-    uint64_t barriers, warp_collectives, atomics;
+    uint64_t barriers, atomics;
     uint64_t accesses;
     uint64_t threads, blocks;
     uint64_t shared_bytes;

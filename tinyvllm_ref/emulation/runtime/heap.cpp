@@ -244,9 +244,3 @@ EMU_API void emu_mark_uninitialized(const void* p, size_t nbytes) {
     if (a->written) memset(a->written + first, 0, nbytes);
     memset(a->base + first, kPoison, nbytes);
 }
-
-EMU_API void emu_set_item_size(const void* p, unsigned bytes) {
-    Hold hold(lock);
-    Allocation* a = find(p);
-    if (a) set_granule(*a, bytes);
-}
