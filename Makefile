@@ -6,12 +6,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export TINYVLLM_VENV := $(VENV)
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-slow lint bench grade clean
+.PHONY: help setup lab solutions lessons test test-slow lint bench grade clean
 
 help:
 	@echo "make lab        open JupyterLab on lessons/ (sets everything up the first time)"
 	@echo "make test       run the checks"
 	@echo "make test-slow  run the long ones"
+	@echo "make solutions  execute solutions/*.py into their notebooks (ONLY='06 07' for some)"
+	@echo "make lessons    make lessons/ from solutions/*.py (ONLY='06 07' for some)"
 	@echo "make setup      only set up"
 	@echo "make bench      run the benchmarks that need no GPU"
 	@echo "make grade SUBMISSIONS=DIR  grade a folder of submissions into report/"
@@ -28,6 +30,12 @@ setup: $(VENV)/.installed-course
 lab: setup
 	@mkdir -p lessons
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/lessons $(LAB_OPTIONS)
+
+solutions: $(VENV)/.installed-dev
+	$(BIN)/tinyvllm run-solutions $(ONLY)
+
+lessons: $(VENV)/.installed-dev
+	$(BIN)/tinyvllm build-lessons $(ONLY)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

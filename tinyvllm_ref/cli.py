@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -27,6 +28,10 @@ MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Numbers = Annotated[list[str] | None, typer.Argument(help="Lessons, such as 06; all by default.")]
+Root = Annotated[
+    Path | None, typer.Option(help="The folder that has solutions/ and lessons/.", show_default=False)
+]
 Mine = Annotated[bool, typer.Option("--mine", help="Use the parts in my_engine/.")]
 
 
@@ -110,6 +115,60 @@ def bench(
 
 
 @app.command()
+def run_solutions(
+    numbers: Numbers = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Execute nothing; fail where a notebook is out of step.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Notebooks at a time.")] = 2,
+    root: Root = None,
+) -> None:
+    """Execute solutions/NN_topic.py into the notebook beside it."""
+    with _plain_errors():
+        folder = _course_folder(root)
+        from .course import build
+
+        if check:
+            build.check_solutions(folder, numbers or ())
+            typer.echo("The solutions' notebooks are in step with their sources.")
+        else:
+            build.run_solutions(folder, numbers or (), jobs=jobs, say=typer.echo)
+
+
+@app.command()
+def build_lessons(
+    numbers: Numbers = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail where a lesson is out of step.")
+    ] = False,
+    class_: Annotated[
+        Path | None, typer.Option("--class", help="Make a class's copy of the repository in this folder.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace lessons with work in them; they are kept.")
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Make lessons/NN_topic.ipynb from solutions/NN_topic.py."""
+    with _plain_errors():
+        if sum((check, class_ is not None, force)) > 1:
+            raise ValueError("--check, --class and --force go one at a time")
+        if class_ is not None and numbers:
+            raise ValueError("--class takes all lessons; leave the numbers out")
+        folder = _course_folder(root)
+        from .course import build
+        from .course.build.classroom import make_class
+
+        if check:
+            build.check_lessons(folder, numbers or ())
+            typer.echo("The lessons are in step with the solutions.")
+        elif class_ is not None:
+            make_class(folder, class_, say=typer.echo)
+        else:
+            build.build_lessons(folder, numbers or (), force=force, say=typer.echo)
+
+
+@app.command()
 def doctor() -> None:
     """Say what was found on this machine, and what to do about what was not."""
     from .doctor import examine
@@ -131,6 +190,16 @@ def _plain_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo()
         raise typer.Exit(130) from None
+
+
+def _course_folder(root: Path | None) -> Path:
+    """Where the lessons are made; by default this repository."""
+    from .checkpoint.names import REPOSITORY
+
+    folder = REPOSITORY if root is None else root
+    if not any((folder / "solutions").glob("*.py")):
+        raise FileNotFoundError(f"{folder / 'solutions'} holds no lesson's source (NN_topic.py)")
+    return folder.resolve()
 
 
 def _params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:

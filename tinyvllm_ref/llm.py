@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ class LLM:
         # Of every request that someone waits for, its latest output: several streams may be open at once, and a
         # step that one of them makes gets the others on, too.
         self._latest: dict[str, RequestOutput | None] = {}
+        self._dropped: list[str] = []  # requests of streams that are gone
 
     def generate(
         self,
@@ -160,7 +162,7 @@ class LLM:
     ) -> Iterator[str]:
         """Complete one prompt (or answer one conversation) and give the text piece by piece, as it comes.
 
-        Leaving the loop early aborts the request.
+        Leaving the loop early aborts the request, and so does dropping the iterator before its first piece.
 
         Raises
         ------
@@ -175,7 +177,12 @@ class LLM:
         else:
             ids = self._encode(prompt)  # type: ignore[arg-type]
         # Added here and not at the first piece, so that a wrong prompt is refused where it was given.
-        return self._pieces(self._add(ids, prompt if isinstance(prompt, str) else None, params))
+        request_id = self._add(ids, prompt if isinstance(prompt, str) else None, params)
+        pieces = self._pieces(request_id)
+        # A generator that was never started ends without a word. It may end at any moment, in the midst of a step,
+        # too: so its request is put down here, and aborted before the next step.
+        weakref.finalize(pieces, self._dropped.append, request_id).atexit = False
+        return pieces
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """The model's answer at every position of a sequence.
@@ -233,6 +240,10 @@ class LLM:
         return request_id
 
     def _step(self) -> None:
+        while self._dropped:
+            request_id = self._dropped.pop()
+            if request_id in self._latest:  # else it was read to its end, or left and aborted
+                self._forget(request_id)
         for output in self.engine.step():
             if output.request_id in self._latest:
                 self._latest[output.request_id] = self._with_text(output)

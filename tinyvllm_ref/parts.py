@@ -11,9 +11,11 @@ return it; a wrong shape or dtype raises ValueError.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
+import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -419,6 +421,7 @@ class Parts:
         if not listing.is_file():
             return cls()
         modules: dict[Path, ModuleType] = {}
+        _forget_modules(folder)
         return cls().replace(
             **{
                 name: _load_part(folder, name, entry, modules)
@@ -472,13 +475,27 @@ def _load_part(folder: Path, name: str, entry: Any, modules: dict[Path, ModuleTy
 
 
 def _import_file(path: Path, part: str) -> ModuleType:
-    """Run a file as a module, anew each time, under a name that shadows nothing."""
-    spec = importlib.util.spec_from_file_location(f"my_engine_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise PartsError(f"{path}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
+    """Run a file as a module of its folder, anew each time, under a name that shadows nothing.
+
+    The files may import one another: ``from .earlier import BF16_CUDA``.
+    """
+    package = f"my_engine_{zlib.crc32(os.fsencode(path.parent)):08x}"
+    if package not in sys.modules:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(path.parent)]
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would outlive a quick change
     try:
-        spec.loader.exec_module(module)
+        importlib.invalidate_caches()
+        return importlib.import_module(f"{package}.{path.stem}")
     except Exception as error:
         raise PartsError(f"{path}: part {part!r} fails: {type(error).__name__}: {error}") from error
-    return module
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+
+
+def _forget_modules(folder: Path) -> None:
+    """Modules of an earlier load of this folder and those below it."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.startswith("my_engine_") and file is not None and Path(file).is_relative_to(folder):
+            del sys.modules[name]

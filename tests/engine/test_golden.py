@@ -1,6 +1,6 @@
 """The golden values themselves: remade from their seeds they are the same weights, and config and checkpoint
-are read
-as Hugging Face transformers reads them (with a forward pass in NumPy in between, and no kernel)."""
+are read as
+Hugging Face transformers reads them (with a forward pass in NumPy in between, and no kernel)."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from tinyvllm_ref.checkpoint.weights import open_checkpoint
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
 
-from configs import MODELS, build, prompts_of  # noqa: E402
+from configs import MODELS, SHARP, build, prompts_of  # noqa: E402
 from numpy_llama import forward  # noqa: E402
 
 ABOUT = json.loads((GOLDEN / "golden.json").read_text())
@@ -34,7 +34,7 @@ def sha256_of(folder):
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", MODELS + SHARP, ids=lambda model: model.name)
 def test_checkpoints_are_read_as_transformers_reads_them(model, values, tmp_path):
     folder = build(model, tmp_path)
     assert sha256_of(folder) == ABOUT["random"][model.name]["weights_sha256"], (

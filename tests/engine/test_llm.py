@@ -114,6 +114,26 @@ def test_leaving_a_stream_aborts_it(llm):
         llm.engine.step()
 
 
+def test_a_stream_that_is_dropped_before_its_first_piece_is_aborted(llm, monkeypatch):
+    stream = llm.stream("Once", params(max_tokens=100))
+    del stream
+    gc.collect()
+    batches = []
+    run = llm.engine.runner.run
+    monkeypatch.setattr(llm.engine.runner, "run", lambda batch: batches.append(len(batch.requests)) or run(batch))
+    llm.generate("Once", params(max_tokens=3))
+    assert batches == [1, 1, 1]  # nothing ran beside the one request
+    assert not llm.engine.has_work
+
+
+def test_a_stream_that_waits_for_its_first_piece_goes_on_with_the_others(llm):
+    want = llm.generate("Once", params(max_tokens=5))[0].outputs[0].text
+    stream = llm.stream("Once", params(max_tokens=5))
+    llm.generate("a", params(max_tokens=8))
+    assert "".join(stream) == want
+    assert not llm.engine.has_work
+
+
 def test_streams_side_by_side(llm):
     asked = [params(max_tokens=5), params(max_tokens=40)]
     whole = [llm.generate("Once", one)[0].outputs[0].text for one in asked]

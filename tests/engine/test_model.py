@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from models import GOLDEN, MODELS, build, greedy, load, prompts_of, run
+from models import GOLDEN, MODELS, SHARP, build, greedy, load, prompts_of, run
 from numpy_llama import forward
 
 from tinyvllm_ref.assembly import Parts
@@ -20,15 +20,17 @@ from tinyvllm_ref.engine import Engine
 from tinyvllm_ref.kv_cache import KVCache
 from tinyvllm_ref.model_runner import all_logits, engine_checks
 
-# Attention in the random models is sharper than training makes it, and passes on what rounding to BF16 changed: up
-# to 3.2e-2 of the largest logit were measured, and 1.3e-2 in the middle.
-TRANSFORMERS, TRANSFORMERS_MEDIAN = 4e-2, 2e-2
+# The largest difference from transformers (float32, with the weights as they are in the files) of the last position's
+# logits, relative to the largest of them. Of the engine's numbers that is what rounding weights and activations to
+# BF16 does: at most 1.4e-2 was measured, and 0.7e-2 in the middle.
+TRANSFORMERS, TRANSFORMERS_MEDIAN = 2e-2, 1e-2
+# The models of SHARP have attention in which a rounding can change the key that wins: 3.6e-2 were measured.
+SHARP_TRANSFORMERS = 4e-2
 # The float64 forward pass that rounds where the engine does differs by 1e-6, until somewhere a number lies so close
-# between two BF16 ones that float32 rounds it to the other: then up to 4.2e-3 were measured.
+# between two BF16 ones that float32 rounds it to the other: then up to 4.5e-3 were measured.
 ROUNDED, ROUNDED_MEDIAN = 1e-2, 1e-4
-NEAR_TIE = (
-    0.4  # a margin that TRANSFORMERS can close: of logits that are 5 to 8 at the most, two move by 4e-2
-)
+# A margin that TRANSFORMERS can close: of logits that are 4 at the most, two move by 2e-2, each its way.
+NEAR_TIE = 0.16
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +45,14 @@ def relative_error(logits, golden):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {golden.name: build(golden, tmp_path_factory.mktemp(golden.name)) for golden in MODELS}
+    return {golden.name: build(golden, tmp_path_factory.mktemp(golden.name)) for golden in MODELS + SHARP}
 
 
 @pytest.fixture(scope="module")
 def errors(values, folders):
     """(error against transformers, against float64 with the engine's rounding) of each model and prompt."""
     found = {}
-    for golden in MODELS:
+    for golden in MODELS + SHARP:
         model = load(folders[golden.name])
         config, views = open_checkpoint(folders[golden.name])
         for index, prompt in enumerate(prompts_of(golden)):
@@ -71,8 +73,17 @@ def test_logits(golden, errors):
         assert from_rounded < ROUNDED, f"prompt {index}"
 
 
+@pytest.mark.parametrize("golden", SHARP, ids=lambda golden: golden.name)
+def test_logits_of_sharp_attention(golden, errors):
+    for index in range(len(golden.prompts)):
+        from_transformers, from_rounded = errors[golden.name, index]
+        assert from_transformers < SHARP_TRANSFORMERS, f"prompt {index}"
+        assert from_rounded < ROUNDED, f"prompt {index}"
+
+
 def test_most_logits_are_much_closer(errors):
-    from_transformers, from_rounded = np.median(list(errors.values()), axis=0)
+    usual = [errors[golden.name, index] for golden in MODELS for index in range(len(golden.prompts))]
+    from_transformers, from_rounded = np.median(usual, axis=0)
     assert from_transformers < TRANSFORMERS_MEDIAN
     assert from_rounded < ROUNDED_MEDIAN
 
@@ -242,4 +253,4 @@ def test_a_step_allocates_nothing_large(tmp_path, monkeypatch):
 
 def test_golden_json_names_every_model():
     about = json.loads((GOLDEN / "golden.json").read_text())
-    assert set(about["random"]) == {model.name for model in MODELS}
+    assert set(about["random"]) == {model.name for model in MODELS + SHARP}

@@ -37,6 +37,9 @@ class GoldenModel:
     prompts : tuple of int
         Lengths, in tokens; the tokens come from the seed.
     seed : int
+    gain : float
+        A matrix multiplies the size of what goes through it by this: its weights have the standard deviation
+        gain / sqrt(columns). 1 is where training starts and about where it stays; see :data:`SHARP` for more.
     """
 
     name: str
@@ -45,6 +48,7 @@ class GoldenModel:
     shards: int = 1
     prompts: tuple[int, ...] = (1, 7, 33)
     seed: int = 0
+    gain: float = 1.0
 
 
 _BASE: dict[str, Any] = {
@@ -162,6 +166,31 @@ MODELS = [
         seed=13,
     ),
 ]
+# Harder than any trained model: with a gain of 2 the scores of attention are four times as large, so that mostly
+# one key takes all the weight, and which one can hang on a rounding to BF16 before it.
+SHARP = [
+    GoldenModel(
+        "sharp",
+        {
+            "hidden_size": 90,
+            "intermediate_size": 250,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 30,
+        },
+        prompts=(1, 15, 16, 17, 257),
+        seed=13,
+        gain=2.0,
+    ),
+    GoldenModel(
+        "sharp_gqa_f32",
+        {"num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+        "F32",
+        prompts=(7, 33, 100),
+        seed=14,
+        gain=2.0,
+    ),
+]
 
 
 def config_of(model: GoldenModel) -> dict[str, Any]:
@@ -185,9 +214,7 @@ def build(model: GoldenModel, folder: Path) -> Path:
     tensors = {}
     for name, shape in tensor_shapes(ModelConfig.from_dict(config)).items():
         values = rng.standard_normal(shape, dtype=np.float32)
-        # Norm weights about 1, matrices so large that attention has clear winners and logits spread over
-        # several units: with smaller ones a wrong mask or rotation would hardly be seen in the logits.
-        values = 1 + 0.2 * values if len(shape) == 1 else values * np.float32(2.0 / np.sqrt(shape[1]))
+        values = 1 + 0.2 * values if len(shape) == 1 else values * np.float32(model.gain / np.sqrt(shape[1]))
         tensors[name] = _encode(values.astype(np.float32), model.dtype)
     names = list(tensors)
     if model.shards == 1:

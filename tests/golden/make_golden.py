@@ -28,7 +28,7 @@ import transformers
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
-from configs import MODELS, build, prompts_of  # noqa: E402
+from configs import MODELS, SHARP, build, prompts_of  # noqa: E402
 
 from tinyvllm_ref.checkpoint.names import resolve  # noqa: E402
 
@@ -63,7 +63,7 @@ def main() -> None:
         }
     }
     arrays: dict[str, np.ndarray] = {}
-    about["random"] = {model.name: make_random(model, arrays) for model in MODELS}
+    about["random"] = {model.name: make_random(model, arrays) for model in MODELS + SHARP}
     np.savez_compressed(HERE / "random.npz", **arrays)
     arrays = {}
     about["smollm2"] = make_real(resolve(options.real_model), arrays)

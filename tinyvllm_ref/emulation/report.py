@@ -273,6 +273,24 @@ def record(launched: Launched, counters: Counters) -> None:
         if _trace is not None:
             _trace._collect(launched)
     _last, _report = (launched.without_arrays(), counters, sites, warnings), None
+    for collected in _collecting:
+        collected.append(_last)
+
+
+_Raw = tuple["Launched", Counters, list[_Site], list[_Warning]]
+_collecting: list[list[_Raw]] = []
+
+
+@contextmanager
+def collect(reports: list[LaunchReport]) -> Iterator[None]:
+    """Append the report of every launch inside of a ``with`` block to `reports`, when the block ends."""
+    raw: list[_Raw] = []
+    _collecting.append(raw)
+    try:
+        yield
+    finally:
+        _collecting[:] = [other for other in _collecting if other is not raw]
+        reports.extend(_make_report(*one) for one in raw)
 
 
 def last_report() -> LaunchReport | None:

@@ -26,15 +26,3 @@ __device__ __forceinline__ void load_eight(const bf16* from, int first, float* t
 __device__ __forceinline__ float add_lanes(const float* lane) {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-
-__device__ __forceinline__ float dot(const float* query, const bf16* key) {
-    float lane[8] = {};
-#pragma unroll
-    for (int d = 0; d < PADDED; d += 8) {
-        float column[8];
-        load_eight(key, d, column);
-#pragma unroll
-        for (int l = 0; l < 8; l++) lane[l] += query[d + l] * column[l];
-    }
-    return add_lanes(lane);
-}

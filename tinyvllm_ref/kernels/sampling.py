@@ -122,11 +122,34 @@ def sample_rows(
     rows, vocab = sizes["R"], sizes["V"]
     _sampling.check("the width of logits", vocab, vocab > 0, "at least 1")
     if rows:
-        ids = cp.argsort(-logits, axis=1, kind="stable")
+        ids = descending_order(logits)
         values = cp.take_along_axis(logits, ids, axis=1)
         args = (values, ids, temperature, top_k, top_p, min_p, seeds, steps, out, Int(vocab))
         kernel("sampling", "sample_sorted")((rows,), (_THREADS,), args)
     return out
+
+
+def descending_order(logits: Any) -> Any:
+    """Ids of each row from the largest logit to the least, the lower id first on ties, a NaN last.
+
+    A logit and its id make one integer, and integers are sorted: no two are equal, so that any sort is a stable
+    one. NumPy's of integers takes an eighth of the time of its stable ``argsort`` of floats.
+
+    Parameters
+    ----------
+    logits : (R, V) float32
+
+    Returns
+    -------
+    (R, V) int64
+    """
+    negated = np.float32(0) - logits  # not -logits: of 0 and -0, which tie, both become 0
+    bits = negated.view(np.int32)
+    # The bits of a float32 are in the order of the numbers, but for the negative ones, which run backwards.
+    order = cp.where(negated == negated, bits ^ (bits >> 31 & 0x7FFFFFFF), np.int32(0x7FFFFFFF))
+    keys = order.astype(np.int64) << 32 | cp.arange(logits.shape[1], dtype=np.int64)
+    keys.sort(axis=1)
+    return keys & 0xFFFFFFFF
 
 
 # ---------------- the specification

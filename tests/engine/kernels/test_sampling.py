@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from tinyvllm_ref.device import cp
-from tinyvllm_ref.kernels.sampling import kept_probabilities, sample_rows, sample_specification, uniform
+from tinyvllm_ref.kernels.sampling import (
+    descending_order,
+    kept_probabilities,
+    sample_rows,
+    sample_specification,
+    uniform,
+)
 
 from .cases import normal, poisoned, random
 
@@ -44,6 +50,18 @@ def _draw(
     return np.asarray(
         cp.asnumpy(sample_rows(*map(cp.asarray, (rows, *options)), poisoned(n, dtype=np.int32)))
     )
+
+
+def test_descending_order_is_numpys_stable_one() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((6, 1001)).astype(np.float32)
+    rows[1] = np.round(rows[1])  # ties
+    rows[2] = rng.choice(np.array([0.0, -0.0, 1e-45, -1e-45, np.inf, -np.inf], np.float32), 1001)
+    rows[3, ::7], rows[3, 1::7] = np.nan, -np.float32(np.nan)  # of either sign: last, and by id
+    rows[4] *= 1e38
+    rows[5] = np.float32(-3)
+    got = descending_order(cp.asarray(rows))
+    np.testing.assert_array_equal(cp.asnumpy(got), np.argsort(-rows, axis=1, kind="stable"))
 
 
 def test_uniforms_are_uniform_and_independent() -> None:

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -34,9 +36,8 @@ constexpr long kBlockK = 1024;                 // part of the fixed order of the
 constexpr long kPanelRows = 120;               // resident rows at a time: a multiple of every MR
 constexpr size_t kPanelBytes = 512 << 10;      // a panel of all k is kept where it fits into this
 constexpr long kStreamRows = 256;              // streamed rows that share a panel of one kBlockK
-constexpr long kWorkPerThread = 1 << 20;       // multiply-adds that are worth a thread
+constexpr long kWorkPerThread = 1 << 17;       // multiply-adds that are worth a thread: some 10 us
 constexpr long kTasksPerThread = 8;
-constexpr int kMaxThreads = 64;
 constexpr int kMaxNR = 4;
 
 inline float bits_to_float(uint32_t bits) {
@@ -292,7 +293,6 @@ struct Job {
     const Problem* problem;
     long panels, chunk, chunks;      // panels of resident rows; streamed rows of a chunk; chunks
     long next;                       // the first task that no thread has taken
-    bool out_of_memory;
 };
 
 long round_up(long n, long to) { return (n + to - 1) / to * to; }
@@ -399,21 +399,35 @@ void multiply(const Job& job, long task, const Scratch& m, long* packed_panel) {
     }
 }
 
-void* run_job(void* argument) {
-    Job& job = *(Job*)argument;
+pthread_once_t key_once = PTHREAD_ONCE_INIT;
+pthread_key_t scratch_key;
+void make_key() { pthread_key_create(&scratch_key, free); }
+
+// A thread's working memory: made at its first product, and kept until the thread ends.
+bool take_scratch(Scratch* m) {
     constexpr size_t least = size_t(kPanelRows * kPackedLd);
     constexpr size_t panel_floats = kPanelBytes / sizeof(float) > least ? kPanelBytes / sizeof(float) : least;
     constexpr size_t packed_floats = size_t(kMaxNR * kPackedLd), sums_floats = size_t(kPanelRows * kSumsLd);
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 4096, (panel_floats + packed_floats + sums_floats) * sizeof(float)) != 0) {
-        job.out_of_memory = true;
-        return nullptr;
+    static __thread void* memory;
+    if (!memory) {
+        if (posix_memalign(&memory, 4096, (panel_floats + packed_floats + sums_floats) * sizeof(float)) != 0) {
+            memory = nullptr;
+            return false;
+        }
+        pthread_once(&key_once, make_key);
+        pthread_setspecific(scratch_key, memory);
     }
+    m->panel = (float*)memory;
+    m->packed = m->panel + panel_floats;
+    m->sums = m->packed + packed_floats;
+    return true;
+}
+
+void run_job(void* argument) {
+    Job& job = *(Job*)argument;
     Scratch m;
-    m.panel = (float*)memory;
-    m.packed = m.panel + panel_floats;
-    m.sums = m.packed + packed_floats;
-    if (job.problem->k == 0) memset(m.sums, 0, sums_floats * sizeof(float));
+    if (!take_scratch(&m)) return;
+    if (job.problem->k == 0) memset(m.sums, 0, size_t(kPanelRows * kSumsLd) * sizeof(float));
     const long tasks = job.problem->batch * job.panels * job.chunks;
     long packed_panel = -1;
     for (;;) {
@@ -421,14 +435,11 @@ void* run_job(void* argument) {
         if (task >= tasks) break;
         multiply(job, task, m, &packed_panel);
     }
-    free(memory);
-    return nullptr;
 }
 
 // True unless memory ran out.
 bool run(const Problem& g, int threads) {
     const double work = double(g.resident.count) * double(g.streamed.count) * double(g.k) * double(g.batch);
-    if (threads > kMaxThreads) threads = kMaxThreads;
     if (threads > work / kWorkPerThread) threads = int(work / kWorkPerThread);
     Job job;
     job.problem = &g;
@@ -438,14 +449,12 @@ bool run(const Problem& g, int threads) {
     job.chunk = round_up((g.streamed.count + pieces - 1) / pieces, kLanes);
     job.chunks = (g.streamed.count + job.chunk - 1) / job.chunk;
     job.next = 0;
-    job.out_of_memory = false;
     if (threads > others * job.chunks) threads = int(others * job.chunks);
-    pthread_t helpers[kMaxThreads];
-    int started = 0;
-    while (started < threads - 1 && pthread_create(&helpers[started], nullptr, run_job, &job) == 0) started++;
+    const bool helped = threads > 1 && emu::start_help(run_job, &job, threads - 1);
     run_job(&job);
-    for (int t = 0; t < started; t++) pthread_join(helpers[t], nullptr);
-    return !job.out_of_memory;
+    if (helped) emu::finish_help();
+    // A helper without memory leaves its share to the others; only when nobody had any is work left.
+    return job.next >= g.batch * job.panels * job.chunks;
 }
 
 }  // namespace

@@ -41,8 +41,15 @@ TARGET void block(const float* x, ptrdiff_t ldx, const typename Load::item* cons
     typedef typename Load::item item;
     V acc[R * NR];
     UNROLL for (int i = 0; i < R * NR; i++) acc[i] = zero();
+    // With few rows of x the time goes into reading w: ask for the next block's rows, which lie behind these.
+    const ptrdiff_t ahead = R <= 2 ? (w[NR - 1] - w[0]) + (w[1] - w[0]) : 0;
     long p = 0;
-    for (; p + kLanes <= k; p += kLanes) step<R, Load>(acc, x, ldx, w, p);
+    for (; p + kLanes <= k; p += kLanes) {
+        if (R <= 2) {
+            UNROLL for (int j = 0; j < NR; j++) __builtin_prefetch(w[j] + ahead + p);
+        }
+        step<R, Load>(acc, x, ldx, w, p);
+    }
     if (p < k) {
         item tail[NR][kLanes] = {};
         const item* rows[NR];

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "context.h"
+#include "pool.h"
 #include "signals.h"
 #include "watchdog.h"
 
@@ -104,71 +105,29 @@ void run_blocks(Worker* w, Launch* launch) {
     }
 }
 
-// ---------------- worker pool
-struct Pool {
-    Mutex mutex;
-    pthread_cond_t start = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
-    int n_threads = 0, working = 0;
-    uint64_t generation = 0;
-    Launch* launch = nullptr;
-    Fault fault;
-} pool;
+// ---------------- helpers
 int wanted_workers = 0;  // 0: one a core
 
-void* pool_thread(void*) {
-    block_all_signals();
-    unblock_our_signals();
-    AlternateStack stack;
+// A launch that several threads work on, and the first fault that a helper met.
+struct Shared {
+    Launch* launch;
+    Mutex mutex;
+    Fault fault;
+};
+
+void help_launch(void* argument) {
+    Shared& shared = *(Shared*)argument;
     Worker* w = this_worker();
-    uint64_t seen = 0;
-    for (;;) {
-        pool.mutex.lock();
-        while (pool.generation == seen) pthread_cond_wait(&pool.start, pool.mutex.native());
-        seen = pool.generation;
-        Launch* launch = pool.launch;
-        pool.mutex.unlock();
-        watch_this_thread();
-        run_blocks(w, launch);
-        pool.mutex.lock();
-        if (w->fault.kind && !pool.fault.kind) pool.fault = w->fault;
-        if (--pool.working == 0) pthread_cond_signal(&pool.done);
-        pool.mutex.unlock();
-    }
-    return nullptr;
-}
-
-int cores() {
-    static const int n = int(sysconf(_SC_NPROCESSORS_ONLN));
-    return n < 1 ? 1 : n;
-}
-
-void start_pool(Launch* launch, int helpers) {
-    Hold hold(pool.mutex);
-    while (pool.n_threads < helpers) {
-        pthread_t thread;
-        if (pthread_create(&thread, nullptr, pool_thread, nullptr) != 0) break;
-        pthread_detach(thread);
-        pool.n_threads++;
-    }
-    pool.launch = launch;
-    pool.fault = Fault{};
-    pool.working = pool.n_threads;
-    pool.generation++;
-    pthread_cond_broadcast(&pool.start);
-}
-
-void finish_pool(Fault* fault) {
-    Hold hold(pool.mutex);
-    while (pool.working) pthread_cond_wait(&pool.done, pool.mutex.native());
-    // A worker that was hurried because another had failed is not what went wrong.
-    if (pool.fault.kind && (!fault->kind || fault->kind == kTimeout)) *fault = pool.fault;
+    watch_this_thread();
+    run_blocks(w, shared.launch);
+    Hold hold(shared.mutex);
+    if (w->fault.kind && !shared.fault.kind) shared.fault = w->fault;
 }
 
 Mutex launch_lock;
 
-// A forked child has this thread only: it makes its own helpers when it needs them.
+// A forked child has this thread only.
 void after_fork() {
-    pool = Pool();
     launch_lock = Mutex();
     reset_watch_after_fork();
     reset_messages_after_fork();
@@ -292,10 +251,14 @@ EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* cou
     bool parallel = may_share && threads >= kManyThreads;
     if (launch.full) checks_begin(w);
     if (may_share && !parallel) parallel = first_block_is_long(w, &launch);
-    if (parallel) start_pool(&launch, helpers);
+    Shared shared = {};
+    shared.launch = &launch;
+    parallel = parallel && start_help(help_launch, &shared, helpers);
     if (!launch.stop) run_blocks(w, &launch);
     *fault = w->fault;
-    if (parallel) finish_pool(fault);
+    if (parallel) finish_help();
+    // A worker that was hurried because another had failed is not what went wrong.
+    if (shared.fault.kind && (!fault->kind || fault->kind == kTimeout)) *fault = shared.fault;
     stop_watch();
     release_signals();
     if (launch.full) checks_end(w, counters);

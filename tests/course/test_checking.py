@@ -1,0 +1,386 @@
+"""``check`` from a learner's side: what passes is kept, and whatever goes wrong becomes a short report."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+from tinyvllm_ref import emulation
+from tinyvllm_ref.course import cells, checking, my_engine, store
+from tinyvllm_ref.course.checking import CheckFailed, check
+from tinyvllm_ref.course.exercise import Case, Exercise, Hints, Mistake, Tolerance
+from tinyvllm_ref.course.hints import hint, reset, solution
+from tinyvllm_ref.course.lessons import solution_cell, stub_cell
+from tinyvllm_ref.course.predictions import predict
+from tinyvllm_ref.parts import Parts, PartsError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(autouse=True)
+def _learner(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINYVLLM_MY_ENGINE", str(tmp_path / "my engine"))
+    monkeypatch.setattr(store, "path", lambda: tmp_path / "home" / "progress.json")
+    monkeypatch.setattr(cells, "_recorded", {})
+
+
+def run_cell(source, name=None):
+    """As a notebook would: the cell is recorded, runs, and gives its answer."""
+    source = textwrap.dedent(source).lstrip("\n")
+    cells.record(source)
+    namespace = {"np": np, "cp": emulation}
+    exec(source, namespace)
+    return namespace.get(name) if name else None
+
+
+def failing(id, source, name):
+    answer = run_cell(source, name)
+    with pytest.raises(CheckFailed) as caught:
+        check(id, answer)
+    return caught.value.report
+
+
+def kernel_cell(body, name="sum_modulo", id="06.1"):
+    return (
+        f"# Exercise {id} - a tree\n{name} = cp.RawKernel(r'''\n"
+        f'extern "C" __global__ void {name}(const float* x, float* out, int n) {{\n{body}\n}}\n'
+        f"''', {name!r})\n"
+    )
+
+
+# ---------------- passing
+
+
+def test_a_pass_is_one_line_the_same_each_time(capsys):
+    answer = run_cell(solution_cell("06.1"), "sum_modulo")
+    check("06.1", answer)
+    check("06.1", answer)
+    captured = capsys.readouterr()
+    line = "06.1 passed: a tree with modulo (3 of 3 points)\n"
+    assert captured.out == line * 2
+    assert captured.err == ""
+
+
+def test_what_passed_is_kept(capsys):
+    check("06.5", run_cell(solution_cell("06.5"), "BLOCK_SUM_CUDA"))
+    parts = my_engine.own_parts()
+    assert parts.owners() == {"BLOCK_SUM_CUDA": "learner"}
+    assert "block_sum" in parts.BLOCK_SUM_CUDA
+    assert store.entry("06.5")["passed"]
+    assert my_engine.answer("06.5").startswith("# Exercise 06.5")
+    assert my_engine.parts().owners()["BLOCK_SUM_CUDA"] == "learner"
+    assert my_engine.parts().owners()["rms_norm"] == "reference"
+
+
+def test_the_first_pass_stays_the_first(capsys):
+    answer = run_cell(solution_cell("06.1"), "sum_modulo")
+    check("06.1", answer)
+    first = store.entry("06.1")["passed"]
+    check("06.1", answer)
+    assert store.entry("06.1")["passed"] == first
+    assert store.entry("06.1")["attempts"] == 2
+
+
+# ---------------- failing
+
+
+def test_a_mistake_is_named(capsys):
+    source = solution_cell("06.2").replace("s > 0", "s > 1")
+    report = failing("06.2", source, "sum_halves")
+    assert report.mistake[0] == "last round left out"
+    assert report.kind == "wrong values"
+    assert report.rows
+    assert 'hint("06.2")' in report.next_step
+    assert "06.2" in capsys.readouterr().out
+
+
+def test_groups_tell_what_is_earned():
+    report = failing("06.3", solution_cell("06.3").replace("(active + 1) / 2", "active / 2"), "sum_rows")
+    earned = {name: (got, of) for name, got, of, _ in report.groups}
+    assert earned["small cases"] == (1, 1)
+    assert earned["awkward cases"] == (0, 2)
+
+
+def test_a_race_shows_the_learners_line():
+    lines = solution_cell("06.1").split("\n")
+    barriers = [k for k, line in enumerate(lines) if "__syncthreads" in line]
+    del lines[barriers[1]]
+    report = failing("06.1", "\n".join(lines), "sum_modulo")
+    assert report.headline.startswith("DataRace")
+    assert any("cell[t] += cell[t + s]" in text for _, text, is_fault in report.source if is_fault)
+
+
+def test_a_compile_error_shows_the_learners_line():
+    report = failing("06.1", kernel_cell("    out[0] = x[0] + yy;"), "sum_modulo")
+    assert "yy" in report.headline
+    assert report.kind == "error"
+
+
+def test_an_index_out_of_bounds():
+    report = failing("06.1", kernel_cell("    out[n] = x[0];"), "sum_modulo")
+    assert report.headline.startswith("OutOfBounds")
+
+
+def test_an_endless_kernel(monkeypatch):
+    _limit(monkeypatch, 0.5)
+    report = failing("06.1", kernel_cell("    while (true) { out[0] = 1.0f; }"), "sum_modulo")
+    assert report.headline.startswith("KernelTimeout")
+
+
+def test_the_stub_is_not_filled_in():
+    report = failing("06.1", stub_cell("06.1"), "sum_modulo")
+    assert report.kind == "not filled in"
+    assert store.entry("06.1") == {}, "it is no attempt"
+
+
+def test_a_cell_that_did_not_run():
+    with pytest.raises(CheckFailed, match="has run since"):
+        check("06.1", None)
+
+
+def test_a_name_from_elsewhere_in_the_notebook():
+    source = solution_cell("06.1").replace("cp.RawKernel(", "cp.RawKernel(PREFIX + ")
+    cells.record(source)
+    with pytest.raises(CheckFailed) as caught:
+        check("06.1", object())
+    assert "`PREFIX`" in caught.value.report.headline
+
+
+def test_an_answer_of_the_wrong_kind():
+    report = failing("06.1", "# Exercise 06.1 - a tree\nsum_modulo = 'a string'\n", "sum_modulo")
+    assert "it must be a cp.RawKernel" in report.headline
+
+
+def test_an_unknown_exercise_lists_those_there_are():
+    with pytest.raises(LookupError, match=r"lesson 06 has 06\.1"):
+        check("06.99", None)
+    with pytest.raises(LookupError, match="the lessons are"):
+        check("77.1", None)
+    with pytest.raises(TypeError, match="string"):
+        check(6.1, None)
+
+
+# ---------------- functions: an exercise of the tests' own
+
+
+def _run_double(answer, inputs, lab):
+    x, out = lab.input("x", inputs["x"]), lab.output(len(inputs["x"]))
+    return {"out": lab.returned(answer(x, out), out)}
+
+
+def _limit(monkeypatch, seconds):
+    original = checking.exercise_of
+
+    def with_limit(id):
+        exercise = original(id)
+        object.__setattr__(exercise, "seconds", seconds)
+        return exercise
+
+    monkeypatch.setattr(checking, "exercise_of", with_limit)
+
+
+def double(seconds=1.0, **changes):
+    fields = {
+        "id": "06.1",
+        "title": "twice",
+        "answer": "double",
+        "kind": "function",
+        "arguments": ("x", "out"),
+        "cases": lambda rng: [Case("n = 3", {"x": np.arange(3, dtype=np.float32)})],
+        "run": _run_double,
+        "expected": lambda inputs: {"out": 2 * inputs["x"]},
+        "points": {"small": 1},
+        "hints": Hints("?", "rule", "code"),
+        "mistakes": (Mistake("three times", "double = lambda x, out: out.fill(0) or out", "It is 2.", "?"),),
+        "tolerance": Tolerance(1e-6),
+        "seconds": seconds,
+    }
+    return Exercise(**(fields | changes))
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    exercise = double()
+    monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
+    monkeypatch.setattr(checking, "stub_fingerprint", lambda id: None)
+    return exercise
+
+
+RIGHT = """
+# Exercise 06.1 - twice
+def double(x, out):
+    out[:] = x * 2
+    return out
+"""
+
+
+def test_a_function_passes(doubled, capsys):
+    check("06.1", run_cell(RIGHT, "double"))
+    assert "passed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("    return None", "gave back None"),
+        ("    return np.zeros(3)", "gave back a ndarray"),
+        ("    x[:] = 0\n    out[:] = 0\n    return out", "`x` is an input, and x[1]"),
+        ("    raise ValueError('mine')", "ValueError: mine"),
+        ("    return 1 / 0", "ZeroDivisionError"),
+        ("    return out", "wrong values"),
+        ("    import sys\n    sys.exit(3)", "SystemExit"),
+        ("    return double(x, out)", "RecursionError"),
+        ("    while True: pass", "did not end"),
+        ("    while True:\n        try:\n            len([])\n        except Exception: pass", "did not end"),
+        ("    import time\n    time.sleep(60)", "did not end"),
+        ("    return [0] * 10**15", "MemoryError"),
+    ],
+)
+def test_whatever_a_function_does_becomes_a_report(doubled, body, expected):
+    report = failing("06.1", f"# Exercise 06.1 - twice\ndef double(x, out):\n{body}\n", "double")
+    assert expected in report.headline
+    assert len(report.headline) < 500
+
+
+def test_the_python_line_is_shown(doubled):
+    report = failing("06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    return out + missing.thing\n" "missing = 3\n", "double")
+    assert [text for _, text, is_fault in report.source if is_fault] == ["    return out + missing.thing"]
+
+
+def test_wrong_parameters(doubled):
+    report = failing("06.1", "# Exercise 06.1 - twice\ndef double(x):\n    return x\n", "double")
+    assert "can not be called with (x, out)" in report.headline
+
+
+def test_a_class_instead_of_a_function(doubled):
+    report = failing("06.1", "# Exercise 06.1 - twice\nclass double: pass\n", "double")
+    assert "must be a function" in report.headline
+
+
+def test_none_is_not_filled_in(doubled):
+    report = failing("06.1", "# Exercise 06.1 - twice\ndouble = None\n", "double")
+    assert report.kind == "not filled in"
+
+
+def test_a_wrong_shape(monkeypatch):
+    exercise = double(run=_run_double_shape)
+    monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
+    report = failing("06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    return x[:2].get()\n", "double")
+    assert "shape (2,); it must be (3,)" in report.headline
+
+
+def _run_double_shape(answer, inputs, lab):
+    return {"out": answer(lab.input("x", inputs["x"]), None)}
+
+
+def test_after_all_of_these_the_process_works(doubled, capsys):
+    for _ in range(20):
+        failing("06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    raise OSError\n", "double")
+    check("06.1", run_cell(RIGHT, "double"))
+
+
+def test_a_part_made_by_a_function_is_a_module_that_runs(monkeypatch, capsys):
+    exercise = double(makes={"rms_norm": "double"}, file="rms_norm.py", uses=("BLOCK_SUM_CUDA",))
+    monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
+    source = """
+# Exercise 06.1 - twice
+TEXT = BLOCK_SUM_CUDA
+def double(x, out):
+    out[:] = x * 2
+    return out
+"""
+    cells.record(source.lstrip("\n"))
+    check("06.1", object())
+    parts = my_engine.own_parts()
+    x, out = emulation.arange(3, dtype=np.float32), emulation.empty(3, np.float32)
+    assert parts.rms_norm(x, out).tolist() == [0, 2, 4]
+    assert "block_sum" in parts.rms_norm.__globals__["TEXT"], "from the reference, for lesson 06 has not passed"
+    monkeypatch.undo()
+
+
+def test_a_part_is_made_of_the_learners_own_earlier_part(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TINYVLLM_MY_ENGINE", str(tmp_path / "my engine"))
+    own = solution_cell("06.5").replace("int t =", "int t /* mine */ =")
+    check("06.5", run_cell(own, "BLOCK_SUM_CUDA"))
+    exercise = double(makes={"rms_norm": "double"}, file="rms_norm.py", uses=("BLOCK_SUM_CUDA",))
+    monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
+    cells.record("# Exercise 06.1 - twice\nTEXT = BLOCK_SUM_CUDA\n" + RIGHT.split("\n", 2)[2])
+    check("06.1", object())
+    assert "/* mine */" in my_engine.own_parts().rms_norm.__globals__["TEXT"]
+
+
+def test_a_broken_file_of_my_engine_is_named(tmp_path, capsys):
+    check("06.5", run_cell(solution_cell("06.5"), "BLOCK_SUM_CUDA"))
+    listing = my_engine.folder() / "parts.json"
+    content = json.loads(listing.read_text())
+    content["parts"]["rms_norm"] = {"file": "gone.py"}
+    listing.write_text(json.dumps(content))
+    with pytest.raises(PartsError, match=r"gone\.py"):
+        my_engine.own_parts()
+
+
+# ---------------- predictions, hints, solutions, reset
+
+
+def test_a_prediction_is_noted(capsys):
+    predict("06.4", modulo=100, halves=50.5)
+    assert capsys.readouterr().out == "06.4 noted: modulo = 100, halves = 50.5\n"
+    assert store.entry("06.4")["predicted"] == {"modulo": 100, "halves": 50.5}
+
+
+@pytest.mark.parametrize("number", [None, ..., "many", float("nan"), True])
+def test_no_number_is_no_prediction(number):
+    with pytest.raises(CheckFailed):
+        predict("06.4", modulo=number, halves=1)
+    assert store.entry("06.4") == {}
+
+
+def test_a_prediction_of_something_else():
+    with pytest.raises(TypeError, match="it asks for modulo, halves"):
+        predict("06.4", modulo=1, halves=1, thirds=1)
+    with pytest.raises(TypeError, match="is no prediction"):
+        predict("06.1", modulo=1)
+    with pytest.raises(TypeError, match="asks for a prediction"):
+        check("06.4", 3)
+
+
+def test_hints_open_one_by_one(capsys):
+    hint("06.1")
+    hint("06.1")
+    assert "open after a check that failed" in capsys.readouterr().out
+    assert store.entry("06.1")["hints"] == [1]
+    failing("06.1", kernel_cell("    out[blockIdx.x] = 0.0f;"), "sum_modulo")
+    hint("06.1")
+    hint("06.1")
+    text = capsys.readouterr().out
+    assert "multiple of 2s" in text
+    assert "cell[t] = i < n ? ____" in text
+    with pytest.raises(ValueError, match="the tiers are 1, 2 and 3"):
+        hint("06.1", 4)
+
+
+def test_the_first_hint_is_about_the_mistake(capsys):
+    failing("06.2", solution_cell("06.2").replace("s > 0", "s > 1"), "sum_halves")
+    capsys.readouterr()
+    hint("06.2")
+    assert "Which two cells are left?" in capsys.readouterr().out
+
+
+def test_a_solution_after_passing_or_on_request(capsys):
+    solution("06.1")
+    assert "has not passed yet" in capsys.readouterr().out
+    solution("06.1", anyway=True)
+    assert "cell[t + s]" in capsys.readouterr().out
+
+
+def test_reset_moves_and_loses_nothing(capsys):
+    check("06.5", run_cell(solution_cell("06.5"), "BLOCK_SUM_CUDA"))
+    reset("06.5")
+    assert my_engine.own_parts() == Parts()
+    assert store.entry("06.5") == {}
+    kept = list((my_engine.folder() / "removed").iterdir())
+    assert any("block_sum" in path.read_text() for path in kept)
+    check("06.5", run_cell(solution_cell("06.5"), "BLOCK_SUM_CUDA"))
+    reset("06")
+    assert len(list((my_engine.folder() / "removed").iterdir())) == 4

@@ -1,0 +1,253 @@
+"""``check``: an answer is run alone on all cases; it passes in one line, or fails with a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinyvllm_ref import device, emulation
+
+from . import cells, my_engine, notebook, store
+from .answers import NotFilledIn, OutsideNames, make_namespace
+from .diagnosis import find_mistake
+from .exercise import CLEAN, Exercise, Mistake, Prediction
+from .exercises import exercise_of, lesson_of
+from .judging import CaseResult, Verdict, judge
+from .lessons import stub_fingerprint
+from .course_progress import lesson_complete
+from .reports import Report
+from .runner import Fault, describe, time_limit
+
+SEED = 0
+"""Of the inputs that a notebook's checks draw."""
+
+# What the case groups are called in a report.
+_GROUP_TITLES = {CLEAN: "nothing found by the checks of memory and barriers"}
+
+
+class CheckFailed(Exception):
+    """An answer did not pass. In a notebook the report is shown above, and this is one line."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.render_text())
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"CheckFailed: {self.report.exercise}: {self.report.headline}"]
+
+
+def check(id: str, answer: Any = ...) -> None:
+    """Check the answer to an exercise.
+
+    Parameters
+    ----------
+    id : str
+        Such as ``"06.2"``.
+    answer : object
+        What the answer cell made.
+
+    Raises
+    ------
+    CheckFailed
+        With the report, which is also shown.
+    """
+    exercise = exercise_of(id)
+    if isinstance(exercise, Prediction):
+        arguments = ", ".join(f"{name}=..." for name in exercise.quantities)
+        raise TypeError(f'{id} asks for a prediction: predict("{id}", {arguments})')
+    cells.install()
+    try:
+        source = _answer_source(exercise, answer)
+        with time_limit(exercise.seconds):
+            namespace = make_namespace(exercise, source, device.cp)
+        verdict = _judge(exercise, source, namespace[exercise.answer])
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        _fail(exercise, _report_of_error(exercise, error))
+    except BaseException as error:  # PythonTimeout, sys.exit() in an answer
+        _fail(exercise, _report_of_error(exercise, error))
+    if not verdict.passed:
+        mistake = find_mistake(verdict, SEED) if _was_emulated(verdict) else None
+        _fail(exercise, report_of_verdict(verdict, mistake), verdict, mistake)
+    _pass(exercise, source, namespace, verdict)
+
+
+def check_source(id: str, source: str) -> Verdict:
+    """Judge the source of an answer cell in emulation, with nothing kept and nothing shown."""
+    exercise = exercise_of(id)
+    if isinstance(exercise, Prediction):
+        raise TypeError(f"{id} is a prediction")
+    answer = make_namespace(exercise, source, emulation)[exercise.answer]
+    return judge(exercise, answer, emulation, SEED)
+
+
+def _answer_source(exercise: Exercise, answer: Any) -> str:
+    """The cell that the learner ran; refused where it is still the stub."""
+    source = cells.recorded(exercise.id)
+    if source is None:
+        raise NotFilledIn(
+            f"no cell that begins with `# Exercise {exercise.id}` has run since this kernel started; "
+            "run the answer's cell, then this one"
+        )
+    if cells.fingerprint(source) == stub_fingerprint(exercise.id):
+        raise NotFilledIn("the answer is still the stub: fill in what its TODO asks for, and run the cell again")
+    if answer is None:
+        raise NotFilledIn(f"`{exercise.answer}` is None")
+    return source
+
+
+def _judge(exercise: Exercise, source: str, answer: Any) -> Verdict:
+    """All cases on this machine; on a GPU the small ones go through the emulation's checks first."""
+    if not device.is_gpu:
+        return judge(exercise, answer, device.cp, SEED)
+    # One illegal access on a card ruins the process's context, and with it the learner's kernel.
+    emulated = _emulated_answer(exercise, source)
+    if emulated is not None:
+        first = judge(exercise, emulated, emulation, SEED, only=next(iter(exercise.points)))
+        if not first.passed:
+            return judge(exercise, emulated, emulation, SEED)
+    verdict = judge(exercise, answer, device.cp, SEED)
+    if not verdict.passed and emulated is not None:
+        again = judge(exercise, emulated, emulation, SEED)
+        return verdict if again.passed else again
+    return verdict
+
+
+def _emulated_answer(exercise: Exercise, source: str) -> Any:
+    """The answer for the emulation, on a machine with a GPU; None where it needs parts that run on the card."""
+    parts = my_engine.parts() if exercise.uses else None
+    if any(not isinstance(getattr(parts, name), str) for name in exercise.uses):
+        return None
+    try:
+        return make_namespace(exercise, source, emulation)[exercise.answer]
+    except _no_compiler():
+        return None
+
+
+def _no_compiler() -> type[Exception]:
+    """The error of a machine without a C++ compiler."""
+    from tinyvllm_ref.emulation.toolchain import CompilerNotFound
+
+    return CompilerNotFound
+
+
+def _was_emulated(verdict: Verdict) -> bool:
+    return not device.is_gpu or any(result.outcome.observed.launches for result in verdict.results)
+
+
+# ---------------- passing and failing
+
+
+def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: Verdict) -> None:
+    my_engine.save(exercise, source, namespace)
+
+    def change(entry: dict[str, Any]) -> None:
+        entry["attempts"] = entry.get("attempts", 0) + 1
+        entry.setdefault("passed", store.now())
+        entry.pop("mistake", None)
+
+    was_complete = lesson_complete(exercise.lesson)
+    store.update(exercise.id, change)
+    possible = sum(exercise.points.values())
+    stretch = ", stretch" if exercise.stretch else ""
+    print(f"{exercise.id} passed: {exercise.title} ({verdict.points} of {possible} points{stretch})")
+    if not was_complete and lesson_complete(exercise.lesson):
+        notebook.celebrate(lesson_of(exercise.id))
+
+
+
+def _fail(
+    exercise: Exercise, report: Report, verdict: Verdict | None = None, mistake: Mistake | None = None
+) -> None:
+    def change(entry: dict[str, Any]) -> None:
+        if report.kind == "not filled in":
+            return
+        entry["attempts"] = entry.get("attempts", 0) + 1
+        entry["failed"] = entry.get("failed", 0) + 1
+        entry["mistake"] = mistake.name if mistake is not None else ""
+        entry["case"] = verdict.first_failure.case.label if verdict is not None else ""
+
+    store.update(exercise.id, change)
+    notebook.display(report)
+    raise CheckFailed(report) from None
+
+
+# ---------------- reports
+
+
+def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
+    """The report of an answer that was run and is not right."""
+    exercise, result = verdict.exercise, verdict.first_failure
+    fault, difference = result.outcome.fault, result.difference
+    notes = []
+    if fault is not None:
+        headline, kind = _headline(fault), "error"
+        notes += fault.details
+        if result.outcome.outputs is not None and fault.in_kernel:
+            notes.append(
+                "Without the checks the values of this case come out right here, by luck: another order of threads "
+                "would show it." if difference is None else "Without the checks the values are wrong as well."
+            )
+    else:
+        assert difference is not None
+        headline, kind = difference.headline, "wrong values"
+    counts, rows = (difference.counts, difference.rows) if difference is not None else ((), ())
+    return Report(
+        exercise=exercise.id,
+        title=exercise.title,
+        headline=headline,
+        kind=kind,
+        case={"case": result.case.label, **_input_lines(result)},
+        counts=counts,
+        rows=rows,
+        source=fault.source if fault is not None else (),
+        mistake=(mistake.name, mistake.says) if mistake is not None else None,
+        next_step=f'hint("{exercise.id}")',
+        groups=_group_rows(verdict),
+        notes=tuple(notes),
+    )
+
+
+def _headline(fault: Fault) -> str:
+    return f"{fault.kind}: {fault.message}"
+
+
+def _input_lines(result: CaseResult) -> dict[str, str]:
+    """Inputs that fit on a line: numbers and short texts."""
+    shown = {}
+    for name, value in result.case.inputs.items():
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 60):
+            shown[name] = repr(value)
+        elif hasattr(value, "shape"):
+            shown[name] = f"{value.dtype} of shape {value.shape}"
+    return shown
+
+
+def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool], ...]:
+    points = verdict.exercise.points
+    return tuple(
+        (_GROUP_TITLES.get(name, f"{name} cases"), points[name] if earned else 0, points[name], earned)
+        for name, earned in verdict.groups().items()
+    )
+
+
+def _report_of_error(exercise: Exercise, error: BaseException) -> Report:
+    """The report of an answer that could not be run at all."""
+    source: tuple[tuple[int, str, bool], ...] = ()
+    notes: tuple[str, ...] = ()
+    if isinstance(error, NotFilledIn):
+        kind, headline = "not filled in", f"Not filled in yet: {error}."
+    elif isinstance(error, OutsideNames):
+        kind, headline = "error", f"The answer does not stand alone: {error}."
+    else:
+        fault = describe(error)
+        kind, headline, source, notes = "error", _headline(fault), fault.source, fault.details
+    return Report(
+        exercise=exercise.id,
+        title=exercise.title,
+        headline=headline,
+        kind=kind,
+        source=source,
+        next_step=f'hint("{exercise.id}")',
+        notes=notes,
+    )

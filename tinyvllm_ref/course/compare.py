@@ -1,0 +1,167 @@
+"""Outputs against the expected ones, and the difference in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .exercise import Tolerance
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an output differs.
+
+    Attributes
+    ----------
+    headline : str
+        One sentence.
+    counts : tuple of str
+        ``"3 of 1,000 elements differ"``, ``"2 NaN"``.
+    rows : tuple of (str, str, str)
+        The first few: index, expected, got.
+    """
+
+    headline: str
+    counts: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str, str], ...] = ()
+
+
+def compare(
+    expected: dict[str, Any], got: dict[str, Any], tolerance: Callable[[str], Tolerance]
+) -> Difference | None:
+    """The first output that is not as expected; None where all are.
+
+    Parameters
+    ----------
+    expected, got : dict
+        Plain values by name of the output.
+    tolerance : callable
+        Name of an output -> its tolerance. Integers, strings and bits are compared exactly.
+    """
+    for name, value in expected.items():
+        if name not in got:
+            return Difference(f"`{name}` is missing from what the answer gave")
+        difference = _compare_value(name, value, got[name], tolerance(name))
+        if difference is not None:
+            return difference
+    return None
+
+
+def _compare_value(name: str, expected: Any, got: Any, tolerance: Tolerance) -> Difference | None:
+    if isinstance(expected, np.ndarray):
+        return _compare_arrays(name, expected, got, tolerance)
+    if isinstance(expected, dict):
+        return _compare_dicts(name, expected, got, tolerance)
+    if isinstance(expected, list | tuple):
+        return _compare_lists(name, list(expected), got, tolerance)
+    if isinstance(expected, bool) or expected is None or isinstance(expected, str | bytes):
+        same = type(got) is type(expected) and got == expected
+    elif isinstance(expected, int | float):
+        number = isinstance(got, int | float) and not isinstance(got, bool)
+        same = number and bool(_near(np.float64(expected), np.float64(got), tolerance))
+    else:
+        raise TypeError(f"{name}: an oracle must give plain values, not {type(expected).__name__}")
+    if same:
+        return None
+    return Difference(f"`{name}` is not what it should be", (), ((name, show(expected), show(got)),))
+
+
+def _compare_dicts(name: str, expected: dict[Any, Any], got: Any, tolerance: Tolerance) -> Difference | None:
+    if not isinstance(got, dict):
+        return Difference(f"`{name}` is {_a(got)}; it must be a dict", (), ((name, show(expected), show(got)),))
+    for key in [*expected, *(key for key in got if key not in expected)]:
+        if key not in got:
+            return Difference(f"`{name}` has no {key!r}", (), ((f"{name}[{key!r}]", show(expected[key]), "missing"),))
+        if key not in expected:
+            return Difference(
+                f"`{name}` has {key!r}, which does not belong there", (), ((f"{name}[{key!r}]", "not there", show(got[key])),)
+            )
+        difference = _compare_value(f"{name}[{key!r}]", expected[key], got[key], tolerance)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _compare_lists(name: str, expected: list[Any], got: Any, tolerance: Tolerance) -> Difference | None:
+    if not isinstance(got, list):
+        return Difference(f"`{name}` is {_a(got)}; it must be a list", (), ((name, show(expected), show(got)),))
+    rows = []
+    for i in range(max(len(expected), len(got))):
+        if i >= len(got):
+            rows.append((f"{name}[{i}]", show(expected[i]), "missing"))
+        elif i >= len(expected):
+            rows.append((f"{name}[{i}]", "not there", show(got[i])))
+        elif _compare_value("", expected[i], got[i], tolerance) is not None:
+            rows.append((f"{name}[{i}]", show(expected[i]), show(got[i])))
+    if not rows:
+        return None
+    counts = [f"{len(rows):,} of {len(expected):,} entries differ"]
+    if len(expected) != len(got):
+        counts.append(f"{len(got):,} entries; {len(expected):,} expected")
+    return Difference(f"`{name}` is not what it should be", tuple(counts), tuple(rows[:_SHOWN]))
+
+
+def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) -> Difference | None:
+    if not isinstance(got, np.ndarray):
+        return Difference(f"`{name}` is {_a(got)}; it must be an array", (), ((name, show(expected), show(got)),))
+    if got.dtype != expected.dtype and {got.dtype.kind, expected.dtype.kind} != {"f"}:
+        return Difference(f"`{name}` has dtype {got.dtype}; it must be {expected.dtype}")
+    if got.shape != expected.shape:
+        return Difference(f"`{name}` has shape {got.shape}; it must be {expected.shape}")
+    wrong = np.ravel(~_near(expected, got, tolerance))
+    if not wrong.any():
+        return None
+    places = np.flatnonzero(wrong)
+    flat_expected, flat_got = np.ravel(expected), np.ravel(got)
+    counts = [f"{len(places):,} of {wrong.size:,} elements differ"]
+    if got.dtype.kind == "f":
+        counts += [
+            f"{int(test(flat_got[places]).sum()):,} of them {word}"
+            for test, word in ((np.isnan, "NaN"), (np.isinf, "infinite"))
+            if test(flat_got[places]).any()
+        ]
+        if tolerance != Tolerance():
+            counts.append(f"tolerance {tolerance.relative:g} relative, {tolerance.absolute:g} absolute: {tolerance.why}")
+    rows = tuple(
+        (_index(name, int(place), expected.shape), show(flat_expected[place]), show(flat_got[place]))
+        for place in places[:_SHOWN]
+    )
+    return Difference(f"`{name}` has wrong values", tuple(counts), rows)
+
+
+def _near(expected: Any, got: Any, tolerance: Tolerance) -> Any:
+    """Element by element; NaN equals NaN and infinities themselves."""
+    if np.asarray(expected).dtype.kind != "f":
+        return np.asarray(expected) == np.asarray(got)
+    wide, other = np.asarray(expected, np.float64), np.asarray(got, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        close = np.abs(other - wide) <= tolerance.absolute + tolerance.relative * np.abs(wide)
+    finite = np.isfinite(wide) & np.isfinite(other)
+    return np.where(finite, close, (wide == other) | (np.isnan(wide) & np.isnan(other)))
+
+
+def _index(name: str, place: int, shape: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(str(int(i)) for i in np.unravel_index(place, shape))}]"
+
+
+def _a(value: Any) -> str:
+    noun = type(value).__name__
+    if value is None:
+        return "None"
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def show(value: Any) -> str:
+    """A value in a table: short, and enough digits to see the difference."""
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.7g}"
+    if isinstance(value, np.ndarray):
+        return f"array of shape {value.shape}"
+    text = str(value) if isinstance(value, int | np.integer) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

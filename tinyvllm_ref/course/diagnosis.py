@@ -1,0 +1,85 @@
+"""Which known mistake a failing answer makes: its results are compared with those of each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tinyvllm_ref import emulation
+
+from .answers import make_answer
+from .exercise import Exercise, Mistake
+from .judging import CaseResult, Verdict, cases_of, judge_case
+
+_MOST_CASES = 4
+
+
+def find_mistake(
+    verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None
+) -> Mistake | None:
+    """The mistake whose results are those of the failing answer, in every case that is looked at.
+
+    The cases are the smallest that fail and one that passes, if there is one: a mistake that fails more is another.
+    All was and is run in emulation. `before` is as for :func:`~tinyvllm_ref.course.answers.make_answer`.
+    """
+    failing = [result for result in verdict.results if not result.passed]
+    passing = [result for result in verdict.results if result.passed]
+    looked_at = [*failing[: _MOST_CASES - 1], *passing[:1]]
+    for mistake in verdict.exercise.mistakes:
+        if all(_fails_as(verdict.exercise, mistake, result, seed, before) for result in looked_at):
+            return mistake
+    return None
+
+
+_results: dict[tuple[str, str, int, str], CaseResult] = {}
+
+
+def _fails_as(
+    exercise: Exercise, mistake: Mistake, result: CaseResult, seed: int, before: Mapping[str, str] | None
+) -> bool:
+    """Whether the mistake fails in this case as the answer did."""
+    key = (exercise.id, mistake.name, seed, result.case.label)
+    if key not in _results:
+        expected = next(wanted for case, wanted in cases_of(exercise, seed) if case.label == result.case.label)
+        answer = make_answer(exercise, mistake.answer, emulation, before=before)
+        _results[key] = judge_case(exercise, answer, result.case, expected, emulation)
+    return same_signature(_results[key], result)
+
+
+def same_signature(one: CaseResult, other: CaseResult) -> bool:
+    """The same kind of fault (or none), and the same values, to rounding."""
+    kinds = [result.outcome.fault.kind if result.outcome.fault else None for result in (one, other)]
+    if kinds[0] != kinds[1]:
+        return False
+    if (one.difference is None) != (other.difference is None):
+        return False
+    return _same(one.outcome.outputs, other.outcome.outputs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return _same_arrays(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(np.isclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
+    return type(one) is type(other) and one == other
+
+
+def _same_arrays(one: Any, other: Any) -> bool:
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    return bool(np.allclose(one, other, rtol=1e-4, atol=1e-6 * _scale(one), equal_nan=True))
+
+
+def _scale(values: Any) -> float:
+    finite = np.abs(values[np.isfinite(values)])
+    return float(finite.max()) if finite.size else 0.0

@@ -1,0 +1,171 @@
+"""``show_engine``: the learner's parts at work in the engine, and what this lesson's mistakes would do to the text."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinyvllm_ref import LLM, SamplingParams, device, emulation
+from tinyvllm_ref.emulation import report as launch_reports
+from tinyvllm_ref.kernels import source as kernel_source
+from tinyvllm_ref.parts import LESSONS, Parts
+
+from . import my_engine, notebook
+from .answers import make_namespace
+from .exercise import Exercise, Lesson
+from .exercises import exercise_of, lesson_of
+from .reports import EngineReport, WrongStory
+
+MODEL = "tiny-stories"
+_WITHOUT_ENGINE = ("build_app",)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What an engine wrote: token ids, text, and how often each part of the learner's ran."""
+
+    ids: tuple[int, ...]
+    text: str
+    runs: dict[str, int]
+
+
+def show_engine(number: str) -> None:
+    """Write a story with the learner's parts inside, beside the reference's and beside this lesson's mistakes.
+
+    Parameters
+    ----------
+    number : str
+        The lesson: ``"06"``.
+    """
+    notebook.display(engine_report(lesson_of(number)))
+
+
+def engine_report(lesson: Lesson) -> EngineReport:
+    """The card, computed."""
+    card = lesson.engine
+    own = my_engine.own_parts()
+    owners = own.owners()
+    right = reference_story(card.prompt, card.max_tokens)
+    mine = write_story(own, card.prompt, card.max_tokens) if owners else right
+    in_lesson = [part for part, lessons in LESSONS.items() if lesson.number in lessons]
+    return EngineReport(
+        lesson=lesson.number,
+        title=lesson.title,
+        own=tuple(name for name in owners if name not in _WITHOUT_ENGINE),
+        total=len([name for name in LESSONS if name not in _WITHOUT_ENGINE]),
+        runs=tuple((part, mine.runs.get(part, 0)) for part in in_lesson if part in owners),
+        missing=tuple(part for part in in_lesson if part not in owners),
+        prompt=card.prompt,
+        text=mine.text,
+        reference_text=right.text,
+        same_tokens=_same_tokens(mine, right),
+        tokens=len(right.ids),
+        logit_error=logit_error(own, right) if owners else 0.0,
+        mistakes=tuple(_wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes),
+        note=card.note,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def reference_story(prompt: str, max_tokens: int) -> Story:
+    """The reference's story, computed once a process."""
+    return write_story(Parts(), prompt, max_tokens)
+
+
+def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
+    """Go on with a prompt, greedily, with these parts in the engine."""
+    runs: dict[str, int] = {}
+    counted = parts.replace(
+        **{name: _counting(getattr(parts, name), name, runs) for name in parts.owners() if callable(getattr(parts, name))}
+    )
+    launches: list[Any] = []
+    with _engine_checks(), launch_reports.collect(launches):
+        llm = LLM(MODEL, parts=counted)
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False)
+    for part, function in (("BLOCK_SUM_CUDA", "block_sum"), ("BF16_CUDA", "float_to_bf16|bf16_to_float|load8")):
+        if getattr(parts, part) is not None:
+            using = _kernels_that_call(function)
+            runs[part] = sum(report.kernel in using for report in launches)
+    completion = output.outputs[0]
+    return Story(tuple(completion.token_ids), prompt + completion.text, runs)
+
+
+def logit_error(parts: Parts, story: Story) -> float:
+    """Relative error of the logits of a story's tokens with these parts, against the reference's."""
+    with _engine_checks():
+        right = LLM(MODEL).logits(list(story.ids))
+        wrong = LLM(MODEL, parts=parts).logits(list(story.ids))
+    return float(np.linalg.norm(wrong - right) / np.linalg.norm(right))
+
+
+def _engine_checks() -> Any:
+    return emulation.checks("fast")
+
+
+def _counting(part: Any, name: str, runs: dict[str, int]) -> Any:
+    """The same part; how often it is called is counted."""
+    if isinstance(part, type):
+        return _counting_class(part, name, runs)
+
+    @functools.wraps(part)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        runs[name] = runs.get(name, 0) + 1
+        return part(*args, **kwargs)
+
+    return call
+
+
+def _counting_class(part: type, name: str, runs: dict[str, int]) -> type:
+    """A subclass whose public methods are counted together."""
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runs[name] = runs.get(name, 0) + 1
+            return method(self, *args, **kwargs)
+
+        return call
+
+    methods = {
+        key: counted(value) for key, value in vars(part).items() if callable(value) and not key.startswith("_")
+    }
+    return type(part.__name__, (part,), methods)
+
+
+@functools.cache
+def _kernels_that_call(function: str) -> frozenset[str]:
+    """Names of the reference's ``__global__`` functions in whose files a device function is called."""
+    calls = re.compile(rf"\b(?:{function})\s*\(")
+    found: set[str] = set()
+    for name in kernel_source.names():
+        text = kernel_source.read(f"{name}.cu")
+        if calls.search(text):
+            found |= set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text))
+    return frozenset(found)
+
+
+def _same_tokens(one: Story, other: Story) -> int:
+    """How many tokens agree from the start."""
+    for count, (a, b) in enumerate(zip(one.ids, other.ids, strict=False)):
+        if a != b:
+            return count
+    return min(len(one.ids), len(other.ids))
+
+
+def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, right: Story) -> WrongStory:
+    """The text with one mistake of the lesson in the engine."""
+    exercise = exercise_of(id)
+    assert isinstance(exercise, Exercise)
+    mistake = next(one for one in exercise.mistakes if one.name == name)
+    try:
+        namespace = make_namespace(exercise, mistake.answer, device.cp)
+        parts = own.replace(**{part: namespace[variable] for part, variable in exercise.makes.items()})
+        story = write_story(parts, prompt, max_tokens)
+        return WrongStory(name, mistake.says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
+    except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
+        return WrongStory(name, mistake.says, "", 0, float("nan"), f"{type(error).__name__}: {error}")

@@ -1,0 +1,99 @@
+"""``hint``, ``solution``, ``reset``: help on request, and a way back to the beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import my_engine, notebook, store
+from .exercise import Exercise, Prediction
+from .exercises import exercise_of, lesson_of
+from .lessons import solution_cell, stub_cell
+from .reports import HintCard
+
+_TIERS = 3
+
+
+def hint(id: str, tier: int | None = None) -> None:
+    """Show the next hint for an exercise; each call goes one tier further, and none costs points.
+
+    Parameters
+    ----------
+    id : str
+        Such as ``"06.2"``.
+    tier : int, optional
+        1 asks about your smallest failing case; 2 gives the rule and an example by hand; 3 gives code with
+        holes. 2 and 3 open once a check has failed.
+    """
+    exercise = exercise_of(id)
+    entry = store.entry(id)
+    may_see = _TIERS if entry.get("failed") or entry.get("passed") or isinstance(exercise, Prediction) else 1
+    seen = entry.get("hints", [])
+    wanted = tier if tier is not None else min(max(seen, default=0) + 1, _TIERS)
+    if wanted not in range(1, _TIERS + 1):
+        raise ValueError(f"hint({id!r}, {tier!r}): the tiers are 1, 2 and 3")
+    note = ""
+    if wanted > may_see:
+        wanted, note = may_see, "Tiers 2 and 3 open after a check that failed: try, and run the check."
+    elif wanted < _TIERS:
+        note = f'hint("{id}") again goes further.'
+
+    def change(entry: dict[str, Any]) -> None:
+        entry["hints"] = sorted({*entry.get("hints", []), wanted})
+
+    store.update(id, change)
+    text = _text(exercise, wanted, entry)
+    notebook.display(HintCard(exercise=id, tier=wanted, text=text, is_code=wanted == _TIERS, note=note))
+
+
+def _text(exercise: Exercise | Prediction, tier: int, entry: dict[str, Any]) -> str:
+    if tier == 1:
+        if isinstance(exercise, Exercise):
+            for mistake in exercise.mistakes:
+                if mistake.name == entry.get("mistake"):
+                    return mistake.question
+        return exercise.hints.question.replace("{case}", entry.get("case") or "the smallest case")
+    return exercise.hints.rule if tier == 2 else exercise.hints.code
+
+
+def solution(id: str, anyway: bool = False) -> None:
+    """Show a solution, once the exercise has passed.
+
+    Parameters
+    ----------
+    id : str
+    anyway : bool
+        Show it before that.
+    """
+    exercise = exercise_of(id)
+    if not store.entry(id).get("passed") and not anyway:
+        print(f'{id} has not passed yet. hint("{id}") helps; solution("{id}", anyway=True) shows it now.')
+        return
+    text = solution_cell(id) if isinstance(exercise, Exercise) else exercise.explains
+    if text is None:
+        print(f"the solution of {id} is not in this copy of the course")
+        return
+    note = "One way to do it; yours may be as good."
+    is_code = isinstance(exercise, Exercise)
+    notebook.display(HintCard(exercise=id, tier=0, text=text, is_code=is_code, note=note))
+
+
+def reset(id: str) -> None:
+    """Begin an exercise (``"06.2"``) or a lesson (``"06"``) again.
+
+    Its progress is forgotten, and its parts leave ``my_engine/``; the files are moved to ``my_engine/removed/``.
+    A new cell gets the stub of an exercise.
+    """
+    whole = "." not in id
+    chosen = lesson_of(id).exercises if whole else (exercise_of(id),)
+    moved = []
+    for exercise in chosen:
+        store.update(exercise.id, lambda entry: entry.clear())
+        if isinstance(exercise, Exercise):
+            moved += my_engine.remove(exercise)
+    what = f"lesson {id}" if whole else f"exercise {id}"
+    print(f"{what} is as at the beginning" + "".join(f"\nkept: {path}" for path in moved))
+    stub = None if whole else stub_cell(id)
+    if stub is not None and notebook.in_notebook():
+        from IPython import get_ipython
+
+        get_ipython().set_next_input(stub)  # type: ignore[no-untyped-call]

@@ -1,0 +1,71 @@
+"""The files of the lessons: where a cell's stub and its solution are found."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+
+from tinyvllm_ref.checkpoint.names import REPOSITORY
+
+from . import cells, regions
+from .exercises import lesson_of
+
+
+def solution_file(number: str) -> Path:
+    """The source of a lesson, ``solutions/NN_topic.py``; a class's copy has none."""
+    lesson = lesson_of(number)
+    return REPOSITORY / "solutions" / f"{lesson.number}_{lesson.slug}.py"
+
+
+def lesson_file(number: str) -> Path:
+    """The notebook that a learner opens."""
+    lesson = lesson_of(number)
+    return REPOSITORY / "lessons" / f"{lesson.number}_{lesson.slug}.ipynb"
+
+
+def solution_cell(id: str) -> str | None:
+    """The answer cell of the solution, as it is in the source; None where there is no source."""
+    return _cells(solution_file(id), solution=True).get(id)
+
+
+def stub_cell(id: str) -> str | None:
+    """The answer cell that the lesson begins with; None where that is not known."""
+    return _cells(solution_file(id), solution=False).get(id)
+
+
+def stub_fingerprint(id: str) -> str | None:
+    """The fingerprint of the stub: from the source, else from what the lesson's notebook records."""
+    stub = stub_cell(id)
+    if stub is not None:
+        return cells.fingerprint(stub)
+    try:
+        metadata = json.loads(lesson_file(id).read_text(encoding="utf-8"))["metadata"]
+        found = metadata["tinyvllm"]["stubs"][id]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+_MARKER = re.compile(r"^# %%.*$", re.MULTILINE)
+
+
+def _cells(path: Path, *, solution: bool) -> dict[str, str]:
+    """Answer cells of a source by exercise, with the solutions or as stubs."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return {}
+    return _read_cells(path, changed, solution)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_cells(path: Path, changed: int, solution: bool) -> dict[str, str]:
+    make = regions.to_solution if solution else regions.to_stub
+    found = {}
+    for text in _MARKER.split(path.read_text(encoding="utf-8")):
+        id = cells.exercise_of(text)
+        if id is not None:
+            found[id] = make(text.strip("\n"))
+    return found

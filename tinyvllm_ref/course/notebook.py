@@ -1,0 +1,56 @@
+"""What a cell puts out: a report as HTML with plain text beside it in a notebook, plain text elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import store
+from .exercise import Lesson
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this, so that HTML is seen."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def display(thing: Any) -> None:
+    """Show an object that has ``_repr_html_`` and ``__str__``."""
+    if not in_notebook():
+        print(thing)
+        return
+    from IPython.display import publish_display_data
+
+    publish_display_data({"text/plain": str(thing), "text/html": thing._repr_html_()})
+
+
+def display_png(png: bytes, alt: str) -> None:
+    """Show a picture alone; nbval does not compare these."""
+    if in_notebook():
+        from IPython.display import publish_display_data
+
+        publish_display_data({"image/png": png}, {"image/png": {"alt": alt}})
+
+
+def celebrate(lesson: Lesson) -> None:
+    """A banner for a lesson whose last exercise passed: a picture, so that nothing compares it."""
+    if not in_notebook():
+        return
+    from .course_map import completion_banner
+    from .exercises import lessons
+
+    everything = list(lessons().values())
+    later = [other for other in everything if other.number > lesson.number]
+    done = store.read()
+    complete = [
+        all(done.get(exercise.id, {}).get("passed") for exercise in other.exercises if not exercise.stretch)
+        for other in everything
+    ]
+    png = completion_banner(
+        lesson.number, lesson.title, later[0].title if later else "", sum(complete), len(everything)
+    )
+    display_png(png, f"Lesson {lesson.number}, {lesson.title}, is complete: {sum(complete)} of {len(everything)} lessons.")
