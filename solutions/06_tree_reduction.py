@@ -19,7 +19,7 @@
 # generation of cards.
 
 # %% tags=["nbval-ignore-output"]
-from tinyvllm_ref.course import check, cp, hint, measure, np, predict, progress, show, show_engine, solution
+from tinyvllm_ref.course import check, cp, measure, np, predict, progress, show, show_engine
 from tinyvllm_ref.device import describe
 
 print(describe())
@@ -77,15 +77,12 @@ tree_sum([3, 1, 4, 1, 5, 9, 2, 6])
 # matters, guess what comes out for 64 ones, and run the cell.
 
 # %% tags=["nbval-ignore-output"]
-racy = cp.RawKernel(
-    r"""
+racy = cp.RawKernel(r"""
 extern "C" __global__ void racy(const float* x, float* sum, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) *sum += x[i];
 }
-""",
-    "racy",
-)
+""", "racy")
 
 ones, sum_of_ones = cp.ones(64, np.float32), cp.zeros(1, np.float32)
 try:
@@ -134,8 +131,7 @@ except Exception as error:
 
 # %%
 # Exercise 06.1 - a tree with modulo
-sum_modulo = cp.RawKernel(
-    r"""
+sum_modulo = cp.RawKernel(r"""
 extern "C" __global__ void sum_modulo(const float* x, float* out, int n) {
     extern __shared__ float cell[];
     int t = threadIdx.x;                          // this thread's number, and its cell
@@ -151,9 +147,7 @@ extern "C" __global__ void sum_modulo(const float* x, float* out, int n) {
     // END SOLUTION
     if (t == 0) out[blockIdx.x] = cell[0];        // x: (n,), out: (blocks,)
 }
-""",
-    "sum_modulo",
-)
+""", "sum_modulo")
 
 # %%
 check("06.1", sum_modulo)
@@ -180,8 +174,7 @@ show("06.1")
 
 # %%
 # Exercise 06.2 - halves instead of modulo
-sum_halves = cp.RawKernel(
-    r"""
+sum_halves = cp.RawKernel(r"""
 extern "C" __global__ void sum_halves(const float* x, float* out, int n) {
     extern __shared__ float cell[];
     int t = threadIdx.x;
@@ -196,9 +189,7 @@ extern "C" __global__ void sum_halves(const float* x, float* out, int n) {
     // END SOLUTION
     if (t == 0) out[blockIdx.x] = cell[0];
 }
-""",
-    "sum_halves",
-)
+""", "sum_halves")
 
 # %%
 check("06.2", sum_halves)
@@ -232,8 +223,7 @@ show("06.2")
 
 # %%
 # Exercise 06.3 - any length, any block
-sum_rows = cp.RawKernel(
-    r"""
+sum_rows = cp.RawKernel(r"""
 extern "C" __global__ void sum_rows(const float* x, float* out, int n) {
     extern __shared__ float cell[];
     int t = threadIdx.x;
@@ -253,9 +243,7 @@ extern "C" __global__ void sum_rows(const float* x, float* out, int n) {
     // END SOLUTION
     if (t == 0) out[blockIdx.x] = cell[0];
 }
-""",
-    "sum_rows",
-)
+""", "sum_rows")
 
 # %%
 check("06.3", sum_rows)
@@ -337,8 +325,7 @@ check("06.5", BLOCK_SUM_CUDA)
 
 # %%
 # Exercise 06.6 - finish with shuffles
-sum_shuffle = cp.RawKernel(
-    r"""
+sum_shuffle = cp.RawKernel(r"""
 extern "C" __global__ void sum_shuffle(const float* x, float* out, int n) {
     extern __shared__ float cell[];
     int t = threadIdx.x;
@@ -358,9 +345,7 @@ extern "C" __global__ void sum_shuffle(const float* x, float* out, int n) {
     // STUB if (t == 0) out[blockIdx.x] = 0.0f;
     // END SOLUTION
 }
-""",
-    "sum_shuffle",
-)
+""", "sum_shuffle")
 
 # %%
 check("06.6", sum_shuffle)

@@ -169,6 +169,15 @@ def build_lessons(
 
 
 @app.command()
+def progress() -> None:
+    """Draw the map of the course, with what you have passed and where to go on."""
+    from .course.course_progress import course_map
+
+    with _plain_errors():
+        typer.echo(str(course_map()))
+
+
+@app.command()
 def doctor() -> None:
     """Say what was found on this machine, and what to do about what was not."""
     from .doctor import examine

@@ -244,7 +244,11 @@ def test_whatever_a_function_does_becomes_a_report(doubled, body, expected):
 
 
 def test_the_python_line_is_shown(doubled):
-    report = failing("06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    return out + missing.thing\n" "missing = 3\n", "double")
+    report = failing(
+        "06.1",
+        "# Exercise 06.1 - twice\ndef double(x, out):\n    return out + missing.thing\nmissing = 3\n",
+        "double",
+    )
     assert [text for _, text, is_fault in report.source if is_fault] == ["    return out + missing.thing"]
 
 
@@ -266,7 +270,9 @@ def test_none_is_not_filled_in(doubled):
 def test_a_wrong_shape(monkeypatch):
     exercise = double(run=_run_double_shape)
     monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
-    report = failing("06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    return x[:2].get()\n", "double")
+    report = failing(
+        "06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    return x[:2].get()\n", "double"
+    )
     assert "shape (2,); it must be (3,)" in report.headline
 
 
@@ -295,7 +301,9 @@ def double(x, out):
     parts = my_engine.own_parts()
     x, out = emulation.arange(3, dtype=np.float32), emulation.empty(3, np.float32)
     assert parts.rms_norm(x, out).tolist() == [0, 2, 4]
-    assert "block_sum" in parts.rms_norm.__globals__["TEXT"], "from the reference, for lesson 06 has not passed"
+    assert "block_sum" in parts.rms_norm.__globals__["TEXT"], (
+        "from the reference, for lesson 06 has not passed"
+    )
     monkeypatch.undo()
 
 

@@ -19,10 +19,16 @@ from tinyvllm_ref.course.lessons import solution_cell, stub_cell
 from tinyvllm_ref.course.runner import run_case
 
 EXERCISES = [
-    exercise for lesson in lessons().values() for exercise in lesson.exercises if isinstance(exercise, Exercise)
+    exercise
+    for lesson in lessons().values()
+    for exercise in lesson.exercises
+    if isinstance(exercise, Exercise)
 ]
 PREDICTIONS = [
-    exercise for lesson in lessons().values() for exercise in lesson.exercises if isinstance(exercise, Prediction)
+    exercise
+    for lesson in lessons().values()
+    for exercise in lesson.exercises
+    if isinstance(exercise, Prediction)
 ]
 MISTAKES = [(exercise, mistake) for exercise in EXERCISES for mistake in exercise.mistakes]
 
@@ -94,11 +100,16 @@ def test_a_mistake_is_rejected_under_twenty_seeds(exercise, mistake):
 def test_no_two_mistakes_coincide(exercise):
     answers = [answer_of(exercise, mistake.answer) for mistake in exercise.mistakes]
     pairs = cases_of(exercise, 0)
-    results = [[judge_case(exercise, answer, case, wanted, emulation) for case, wanted in pairs] for answer in answers]
+    results = [
+        [judge_case(exercise, answer, case, wanted, emulation) for case, wanted in pairs]
+        for answer in answers
+    ]
     for i in range(len(results)):
         for j in range(i):
             if all(map(same_signature, results[i], results[j])):
-                pytest.fail(f"{exercise.mistakes[i].name!r} and {exercise.mistakes[j].name!r} can not be told apart")
+                pytest.fail(
+                    f"{exercise.mistakes[i].name!r} and {exercise.mistakes[j].name!r} can not be told apart"
+                )
 
 
 @each_exercise
@@ -127,7 +138,9 @@ def test_it_is_made_as_the_guide_says(exercise):
     assert all(points > 0 for points in exercise.points.values())
     labels = [case.label for case, _ in cases_of(exercise, 0)]
     assert len(set(labels)) == len(labels)
-    assert cases_of(exercise, 0)[0][0].group == next(iter(exercise.points)), "the first case is of the first group"
+    assert cases_of(exercise, 0)[0][0].group == next(iter(exercise.points)), (
+        "the first case is of the first group"
+    )
 
 
 @each_exercise
@@ -154,7 +167,7 @@ class _Recording:
     def __getattr__(self, name):
         return getattr(emulation, name)
 
-    def RawKernel(self, code, name, options=(), **kwargs):  # noqa: N802
+    def RawKernel(self, code, name, options=(), **kwargs):
         self.sources.append((code, tuple(options)))
         return emulation.RawKernel(code, name, options, **kwargs)
 
@@ -165,7 +178,9 @@ def test_its_kernels_compile_for_a_card(exercise):
     before = {id: solution(id) for id in exercise.builds_on}
     namespace = make_namespace(exercise, solution(exercise.id), recording, before=before)
     case, _ = cases_of(exercise, 0)[0]
-    inputs = {key: np.copy(value) if isinstance(value, np.ndarray) else value for key, value in case.inputs.items()}
+    inputs = {
+        key: np.copy(value) if isinstance(value, np.ndarray) else value for key, value in case.inputs.items()
+    }
     exercise.run(namespace[exercise.answer], inputs, Lab(recording))
     for code, options in dict.fromkeys(recording.sources):
         for arch in ("compute_75", "compute_90"):

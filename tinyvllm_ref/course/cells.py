@@ -48,7 +48,7 @@ def install() -> None:
         from IPython import get_ipython
     except ImportError:
         return
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     if shell is None or getattr(shell, "_tinyvllm_records", False):
         return
     shell._tinyvllm_records = True
@@ -62,7 +62,14 @@ def fingerprint(source: str) -> str:
 
 def _code_tokens(source: str) -> Iterable[str]:
     """Tokens of Python code without comments and layout; strings lose the comments of C++ and all blanks."""
-    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    skip = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.STRING:
@@ -81,7 +88,9 @@ def outside_names(source: str, known: Iterable[str]) -> list[str]:
     SyntaxError
     """
     table = symtable.symtable(source, "answer", "exec")
-    made = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    made = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }
     made |= {child.get_name() for child in table.get_children() if child.get_type() in ("function", "class")}
     read: set[str] = set()
 

@@ -8,12 +8,12 @@ from tinyvllm_ref import device, emulation
 
 from . import cells, my_engine, notebook, store
 from .answers import NotFilledIn, OutsideNames, make_namespace
+from .course_progress import lesson_complete
 from .diagnosis import find_mistake
 from .exercise import CLEAN, Exercise, Mistake, Prediction
 from .exercises import exercise_of, lesson_of
 from .judging import CaseResult, Verdict, judge
 from .lessons import stub_fingerprint
-from .course_progress import lesson_complete
 from .reports import Report
 from .runner import Fault, describe, time_limit
 
@@ -90,7 +90,9 @@ def _answer_source(exercise: Exercise, answer: Any) -> str:
             "run the answer's cell, then this one"
         )
     if cells.fingerprint(source) == stub_fingerprint(exercise.id):
-        raise NotFilledIn("the answer is still the stub: fill in what its TODO asks for, and run the cell again")
+        raise NotFilledIn(
+            "the answer is still the stub: fill in what its TODO asks for, and run the cell again"
+        )
     if answer is None:
         raise NotFilledIn(f"`{exercise.answer}` is None")
     return source
@@ -155,7 +157,6 @@ def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: V
         notebook.celebrate(lesson_of(exercise.id))
 
 
-
 def _fail(
     exercise: Exercise, report: Report, verdict: Verdict | None = None, mistake: Mistake | None = None
 ) -> None:
@@ -179,14 +180,16 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
     """The report of an answer that was run and is not right."""
     exercise, result = verdict.exercise, verdict.first_failure
     fault, difference = result.outcome.fault, result.difference
-    notes = []
+    notes: list[str] = []
     if fault is not None:
         headline, kind = _headline(fault), "error"
         notes += fault.details
         if result.outcome.outputs is not None and fault.in_kernel:
             notes.append(
                 "Without the checks the values of this case come out right here, by luck: another order of threads "
-                "would show it." if difference is None else "Without the checks the values are wrong as well."
+                "would show it."
+                if difference is None
+                else "Without the checks the values are wrong as well."
             )
     else:
         assert difference is not None

@@ -74,13 +74,19 @@ def _compare_value(name: str, expected: Any, got: Any, tolerance: Tolerance) -> 
 
 def _compare_dicts(name: str, expected: dict[Any, Any], got: Any, tolerance: Tolerance) -> Difference | None:
     if not isinstance(got, dict):
-        return Difference(f"`{name}` is {_a(got)}; it must be a dict", (), ((name, show(expected), show(got)),))
+        return Difference(
+            f"`{name}` is {_a(got)}; it must be a dict", (), ((name, show(expected), show(got)),)
+        )
     for key in [*expected, *(key for key in got if key not in expected)]:
         if key not in got:
-            return Difference(f"`{name}` has no {key!r}", (), ((f"{name}[{key!r}]", show(expected[key]), "missing"),))
+            return Difference(
+                f"`{name}` has no {key!r}", (), ((f"{name}[{key!r}]", show(expected[key]), "missing"),)
+            )
         if key not in expected:
             return Difference(
-                f"`{name}` has {key!r}, which does not belong there", (), ((f"{name}[{key!r}]", "not there", show(got[key])),)
+                f"`{name}` has {key!r}, which does not belong there",
+                (),
+                ((f"{name}[{key!r}]", "not there", show(got[key])),),
             )
         difference = _compare_value(f"{name}[{key!r}]", expected[key], got[key], tolerance)
         if difference is not None:
@@ -90,7 +96,9 @@ def _compare_dicts(name: str, expected: dict[Any, Any], got: Any, tolerance: Tol
 
 def _compare_lists(name: str, expected: list[Any], got: Any, tolerance: Tolerance) -> Difference | None:
     if not isinstance(got, list):
-        return Difference(f"`{name}` is {_a(got)}; it must be a list", (), ((name, show(expected), show(got)),))
+        return Difference(
+            f"`{name}` is {_a(got)}; it must be a list", (), ((name, show(expected), show(got)),)
+        )
     rows = []
     for i in range(max(len(expected), len(got))):
         if i >= len(got):
@@ -109,7 +117,9 @@ def _compare_lists(name: str, expected: list[Any], got: Any, tolerance: Toleranc
 
 def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) -> Difference | None:
     if not isinstance(got, np.ndarray):
-        return Difference(f"`{name}` is {_a(got)}; it must be an array", (), ((name, show(expected), show(got)),))
+        return Difference(
+            f"`{name}` is {_a(got)}; it must be an array", (), ((name, show(expected), show(got)),)
+        )
     if got.dtype != expected.dtype and {got.dtype.kind, expected.dtype.kind} != {"f"}:
         return Difference(f"`{name}` has dtype {got.dtype}; it must be {expected.dtype}")
     if got.shape != expected.shape:
@@ -127,7 +137,9 @@ def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) ->
             if test(flat_got[places]).any()
         ]
         if tolerance != Tolerance():
-            counts.append(f"tolerance {tolerance.relative:g} relative, {tolerance.absolute:g} absolute: {tolerance.why}")
+            counts.append(
+                f"tolerance {tolerance.relative:g} relative, {tolerance.absolute:g} absolute: {tolerance.why}"
+            )
     rows = tuple(
         (_index(name, int(place), expected.shape), show(flat_expected[place]), show(flat_got[place]))
         for place in places[:_SHOWN]

@@ -19,7 +19,9 @@ def course_map() -> CourseMap:
     """The map; its ``str()`` is for a terminal."""
     done = store.read()
     state = {
-        exercise.id: _state(done.get(exercise.id, {})) for lesson in lessons().values() for exercise in lesson.exercises
+        exercise.id: _state(done.get(exercise.id, {}))
+        for lesson in lessons().values()
+        for exercise in lesson.exercises
     }
     return CourseMap([_Drawn(lesson) for lesson in lessons().values()], state)
 
@@ -28,7 +30,9 @@ def lesson_complete(number: str) -> bool:
     """Whether all exercises of a lesson but the stretch ones have passed."""
     done = store.read()
     return all(
-        done.get(exercise.id, {}).get("passed") for exercise in lesson_of(number).exercises if not exercise.stretch
+        done.get(exercise.id, {}).get("passed")
+        for exercise in lesson_of(number).exercises
+        if not exercise.stretch
     )
 
 

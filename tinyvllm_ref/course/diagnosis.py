@@ -16,9 +16,7 @@ from .judging import CaseResult, Verdict, cases_of, judge_case
 _MOST_CASES = 4
 
 
-def find_mistake(
-    verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None
-) -> Mistake | None:
+def find_mistake(verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None) -> Mistake | None:
     """The mistake whose results are those of the failing answer, in every case that is looked at.
 
     The cases are the smallest that fail and one that passes, if there is one: a mistake that fails more is another.
@@ -42,7 +40,9 @@ def _fails_as(
     """Whether the mistake fails in this case as the answer did."""
     key = (exercise.id, mistake.name, seed, result.case.label)
     if key not in _results:
-        expected = next(wanted for case, wanted in cases_of(exercise, seed) if case.label == result.case.label)
+        expected = next(
+            wanted for case, wanted in cases_of(exercise, seed) if case.label == result.case.label
+        )
         answer = make_answer(exercise, mistake.answer, emulation, before=before)
         _results[key] = judge_case(exercise, answer, result.case, expected, emulation)
     return same_signature(_results[key], result)

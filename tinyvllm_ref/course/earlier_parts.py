@@ -30,7 +30,11 @@ def earlier(*names: str) -> Any:
     parts = my_engine.parts()
     owners = parts.owners()
     for name in names:
-        whose = "yours" if owners.get(name) == "learner" else "the reference's, until you pass lesson " + LESSONS[name][0]
+        whose = (
+            "yours"
+            if owners.get(name) == "learner"
+            else "the reference's, until you pass lesson " + LESSONS[name][0]
+        )
         print(f"{name}: {whose}")
     found = tuple(getattr(parts, name) for name in names)
     return found[0] if len(found) == 1 else found

@@ -66,7 +66,9 @@ def engine_report(lesson: Lesson) -> EngineReport:
         same_tokens=_same_tokens(mine, right),
         tokens=len(right.ids),
         logit_error=logit_error(own, right) if owners else 0.0,
-        mistakes=tuple(_wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes),
+        mistakes=tuple(
+            _wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes
+        ),
         note=card.note,
     )
 
@@ -81,13 +83,22 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
     """Go on with a prompt, greedily, with these parts in the engine."""
     runs: dict[str, int] = {}
     counted = parts.replace(
-        **{name: _counting(getattr(parts, name), name, runs) for name in parts.owners() if callable(getattr(parts, name))}
+        **{
+            name: _counting(getattr(parts, name), name, runs)
+            for name in parts.owners()
+            if callable(getattr(parts, name))
+        }
     )
     launches: list[Any] = []
     with _engine_checks(), launch_reports.collect(launches):
         llm = LLM(MODEL, parts=counted)
-        (output,) = llm.generate([prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False)
-    for part, function in (("BLOCK_SUM_CUDA", "block_sum"), ("BF16_CUDA", "float_to_bf16|bf16_to_float|load8")):
+        (output,) = llm.generate(
+            [prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False
+        )
+    for part, function in (
+        ("BLOCK_SUM_CUDA", "block_sum"),
+        ("BF16_CUDA", "float_to_bf16|bf16_to_float|load8"),
+    ):
         if getattr(parts, part) is not None:
             using = _kernels_that_call(function)
             runs[part] = sum(report.kernel in using for report in launches)
@@ -132,7 +143,9 @@ def _counting_class(part: type, name: str, runs: dict[str, int]) -> type:
         return call
 
     methods = {
-        key: counted(value) for key, value in vars(part).items() if callable(value) and not key.startswith("_")
+        key: counted(value)
+        for key, value in vars(part).items()
+        if callable(value) and not key.startswith("_")
     }
     return type(part.__name__, (part,), methods)
 
@@ -145,7 +158,9 @@ def _kernels_that_call(function: str) -> frozenset[str]:
     for name in kernel_source.names():
         text = kernel_source.read(f"{name}.cu")
         if calls.search(text):
-            found |= set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text))
+            found |= set(
+                re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text)
+            )
     return frozenset(found)
 
 
@@ -166,6 +181,8 @@ def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, r
         namespace = make_namespace(exercise, mistake.answer, device.cp)
         parts = own.replace(**{part: namespace[variable] for part, variable in exercise.makes.items()})
         story = write_story(parts, prompt, max_tokens)
-        return WrongStory(name, mistake.says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
+        return WrongStory(
+            name, mistake.says, story.text, _same_tokens(story, right), logit_error(parts, right), ""
+        )
     except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
         return WrongStory(name, mistake.says, "", 0, float("nan"), f"{type(error).__name__}: {error}")

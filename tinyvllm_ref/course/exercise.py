@@ -169,7 +169,9 @@ class Exercise:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"exercise {self.id}: kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+            raise ValueError(
+                f"exercise {self.id}: kind is {self.kind!r}; it must be one of {', '.join(KINDS)}"
+            )
         if bool(self.makes) != bool(self.file):
             raise ValueError(f"exercise {self.id}: makes and file go together")
 

@@ -96,4 +96,4 @@ def reset(id: str) -> None:
     if stub is not None and notebook.in_notebook():
         from IPython import get_ipython
 
-        get_ipython().set_next_input(stub)  # type: ignore[no-untyped-call]
+        get_ipython().set_next_input(stub)

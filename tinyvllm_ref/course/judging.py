@@ -14,7 +14,9 @@ from .exercise import CLEAN, Case, Exercise
 from .runner import Outcome, run_case
 
 # After these a further case would only take time: it fails in the same way.
-_HOPELESS = frozenset({"CompileException", "KernelTimeout", "PythonTimeout", "SyntaxError", "WrongAnswerType"})
+_HOPELESS = frozenset(
+    {"CompileException", "KernelTimeout", "PythonTimeout", "SyntaxError", "WrongAnswerType"}
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Verdict:
             return False
         if name == CLEAN:
             # No fault, and at least one case whose values are right: a kernel that does nothing is not clean.
-            return all(result.clean for result in self.results) and any(result.right for result in self.results)
+            return all(result.clean for result in self.results) and any(
+                result.right for result in self.results
+            )
         return all(result.right for result in self.results if result.case.group == name)
 
     @property
@@ -114,7 +118,9 @@ def judge(exercise: Exercise, answer: Any, cp: Any, seed: int = 0, only: str | N
     return Verdict(exercise, tuple(results), len(results) == len(chosen))
 
 
-def judge_case(exercise: Exercise, answer: Any, case: Case, expected: Mapping[str, Any], cp: Any) -> CaseResult:
+def judge_case(
+    exercise: Exercise, answer: Any, case: Case, expected: Mapping[str, Any], cp: Any
+) -> CaseResult:
     """Run an answer on one case and compare."""
     outcome = run_case(exercise.run, answer, case, cp, exercise.seconds)
     difference = None

@@ -18,7 +18,9 @@ class InputChanged(RuntimeError):
     """An answer wrote to an array that it was only to read."""
 
     def __init__(self, name: str, index: tuple[int, ...], before: Any, after: Any) -> None:
-        super().__init__(f"`{name}` is an input, and {name}[{', '.join(map(str, index))}] is {after} now; it was {before}")
+        super().__init__(
+            f"`{name}` is an input, and {name}[{', '.join(map(str, index))}] is {after} now; it was {before}"
+        )
         self.name = name
 
 
@@ -81,14 +83,18 @@ class Lab:
         """What a part gave back: it must be the `out` that it was given, filled."""
         if value is not out:
             what = "None" if value is None else _a(type(value).__name__)
-            raise WrongAnswerType(f"the function gave back {what}; it must fill `{name}` and return that same array")
+            raise WrongAnswerType(
+                f"the function gave back {what}; it must fill `{name}` and return that same array"
+            )
         return self.get(out, name)
 
     def check_inputs(self) -> None:
         """Raise InputChanged where an input was written to."""
         for name, array, before in self._inputs:
             after = np.asarray(array.get())
-            same = before.view(np.uint8) == after.view(np.uint8) if before.dtype.kind == "f" else before == after
+            same = (
+                before.view(np.uint8) == after.view(np.uint8) if before.dtype.kind == "f" else before == after
+            )
             if not np.all(same):
                 flat = int(np.argmin(np.ravel(same))) // (before.itemsize if before.dtype.kind == "f" else 1)
                 index = tuple(int(i) for i in np.unravel_index(flat, before.shape))

@@ -52,7 +52,9 @@ def show(id: str) -> None:
     exercise = exercise_of(id)
     lesson = lesson_of(id)
     if id not in lesson.pictures:
-        raise LookupError(f"{id} has no picture; lesson {lesson.number} has {', '.join(lesson.pictures) or 'none'}")
+        raise LookupError(
+            f"{id} has no picture; lesson {lesson.number} has {', '.join(lesson.pictures) or 'none'}"
+        )
     source = my_engine.answer(id)
     if source is None or not isinstance(exercise, Exercise):
         print(f"nothing to draw yet: {id} has not passed")
@@ -85,7 +87,9 @@ def _measure_prediction(exercise: Prediction) -> None:
 def _work(exercise: Exercise) -> Work:
     works = lesson_of(exercise.id).works
     if exercise.id not in works:
-        raise LookupError(f"{exercise.id} has no measurement; lesson {exercise.lesson} has {', '.join(works) or 'none'}")
+        raise LookupError(
+            f"{exercise.id} has no measurement; lesson {exercise.lesson} has {', '.join(works) or 'none'}"
+        )
     return works[exercise.id]
 
 
@@ -139,7 +143,12 @@ def _timed(exercises: list[Exercise]) -> Table:
         seconds = gpu_seconds(work.make(answer, device.cp))
         rate = (work.read_bytes + work.write_bytes) / seconds
         rows.append(
-            (f"{exercise.id} {exercise.title}", f"{seconds * 1e6:,.1f} us", f"{rate / 1e9:,.0f} GB/s", f"{rate / limit:.0%}")
+            (
+                f"{exercise.id} {exercise.title}",
+                f"{seconds * 1e6:,.1f} us",
+                f"{rate / 1e9:,.0f} GB/s",
+                f"{rate / limit:.0%}",
+            )
         )
     return Table(
         title=f"Measured on {device.describe()}, {_work(exercises[0]).label}",
@@ -160,7 +169,8 @@ def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a copy of 256 MiB within the card's memory."""
     cp = device.cp
     source, target = cp.zeros(64 << 20, np.float32), cp.empty(64 << 20, np.float32)
-    return 2 * source.nbytes / gpu_seconds(lambda: cp.copyto(target, source))
+    moved = 2 * int(source.nbytes)
+    return moved / gpu_seconds(lambda: cp.copyto(target, source))
 
 
 def _short(value: float) -> str:

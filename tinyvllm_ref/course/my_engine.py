@@ -19,7 +19,7 @@ from .exercise import Exercise
 from .store import write_atomically
 
 # Resolves at import what a part is made of: the folder's own, or the reference's where there is none.
-_EARLIER = '''"""The parts that other parts here are made of: from this folder, or the reference's where one is missing."""
+_EARLIER = '''"""The parts that other parts here are made of: this folder's, or the reference's where one is missing."""
 
 import importlib
 import json

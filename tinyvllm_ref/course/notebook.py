@@ -14,7 +14,7 @@ def in_notebook() -> bool:
         from IPython import get_ipython
     except ImportError:
         return False
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
@@ -23,17 +23,20 @@ def display(thing: Any) -> None:
     if not in_notebook():
         print(thing)
         return
-    from IPython.display import publish_display_data
-
-    publish_display_data({"text/plain": str(thing), "text/html": thing._repr_html_()})
+    _publish({"text/plain": str(thing), "text/html": thing._repr_html_()}, {})
 
 
 def display_png(png: bytes, alt: str) -> None:
     """Show a picture alone; nbval does not compare these."""
     if in_notebook():
-        from IPython.display import publish_display_data
+        _publish({"image/png": png}, {"image/png": {"alt": alt}})
 
-        publish_display_data({"image/png": png}, {"image/png": {"alt": alt}})
+
+def _publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    import IPython.display
+
+    publish: Any = IPython.display.publish_display_data
+    publish(data, metadata)
 
 
 def celebrate(lesson: Lesson) -> None:
@@ -53,4 +56,7 @@ def celebrate(lesson: Lesson) -> None:
     png = completion_banner(
         lesson.number, lesson.title, later[0].title if later else "", sum(complete), len(everything)
     )
-    display_png(png, f"Lesson {lesson.number}, {lesson.title}, is complete: {sum(complete)} of {len(everything)} lessons.")
+    display_png(
+        png,
+        f"Lesson {lesson.number}, {lesson.title}, is complete: {sum(complete)} of {len(everything)} lessons.",
+    )

@@ -7,13 +7,13 @@ from typing import Any
 
 from . import notebook, store
 from .checking import CheckFailed
+from .course_progress import lesson_complete
 from .exercise import Prediction
 from .exercises import exercise_of, lesson_of
-from .course_progress import lesson_complete
 from .reports import Report
 
 
-def predict(id: str, **numbers: float | None) -> None:
+def predict(id: str, **numbers: Any) -> None:
     """Commit to a prediction. Any number is credited; the measured ones are drawn beside it.
 
     Parameters
@@ -57,7 +57,6 @@ def predict(id: str, **numbers: float | None) -> None:
 def predicted(id: str) -> dict[str, float]:
     """What was predicted; empty where nothing was."""
     return dict(store.entry(id).get("predicted", {}))
-
 
 
 def _is_number(value: Any) -> bool:

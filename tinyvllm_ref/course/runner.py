@@ -120,7 +120,7 @@ def _check_host_inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> N
         now = after.get(name)
         if isinstance(value, np.ndarray):
             if value.tobytes() != np.asarray(now).tobytes():
-                different = np.flatnonzero(np.ravel(value) != np.ravel(now))
+                different = np.flatnonzero(np.ravel(value) != np.ravel(np.asarray(now)))
                 index = np.unravel_index(int(different[0]) if len(different) else 0, value.shape)
                 raise InputChanged(name, tuple(map(int, index)), value[index], np.asarray(now)[index])
         elif isinstance(value, list | dict) and repr(value) != repr(now):
@@ -205,7 +205,9 @@ def _plain(value: Any) -> Any:
         return int(value)
     if hasattr(value, "get") and hasattr(value, "dtype"):  # a device array
         return np.asarray(value.get())
-    raise WrongAnswerType(f"the answer gave {type(value).__name__} {value!r:.80}; numbers, strings, lists or arrays are expected")
+    raise WrongAnswerType(
+        f"the answer gave {type(value).__name__} {value!r:.80}; numbers, strings, lists or arrays are expected"
+    )
 
 
 def describe(error: BaseException, answer: Any = None) -> Fault:
@@ -218,7 +220,9 @@ def describe(error: BaseException, answer: Any = None) -> Fault:
         return _compile_fault(str(error), str(getattr(error, "source", "") or getattr(answer, "code", "")))
     lines = _python_lines(error)
     if isinstance(error, PythonTimeout):
-        return Fault(kind, "The Python code did not end; most often a loop whose condition stays true.", lines)
+        return Fault(
+            kind, "The Python code did not end; most often a loop whose condition stays true.", lines
+        )
     return Fault(kind, str(error) or "(no message)", lines)
 
 
@@ -256,7 +260,11 @@ def _kernel_lines(error: Any, answer: Any) -> tuple[tuple[int, str, bool], ...]:
     """The lines of a kernel's source that a fault names."""
     code = getattr(answer, "code", None)
     marked = {error.line, *([error.other.line] if error.other is not None else [])} - {0}
-    if not isinstance(code, str) or not marked or any(site.file for site in (error.site, error.other) if site):
+    if (
+        not isinstance(code, str)
+        or not marked
+        or any(site.file for site in (error.site, error.other) if site)
+    ):
         return tuple((line, text, True) for line, text in [(error.line, error.source_line)] if line)
     return _excerpt(code.split("\n"), marked)
 

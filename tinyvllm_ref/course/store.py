@@ -64,7 +64,9 @@ def update(exercise: str, change: Callable[[dict[str, Any]], None]) -> None:
             change(entries.setdefault(exercise, {}))
             _write({id: one for id, one in entries.items() if one})
     except (OSError, filelock.Timeout) as error:
-        print(f"progress is not kept: {path()} can not be written ({error}); set TINYVLLM_HOME to a folder that can")
+        print(
+            f"progress is not kept: {path()} can not be written ({error}); set TINYVLLM_HOME to a folder that can"
+        )
 
 
 def now() -> str:

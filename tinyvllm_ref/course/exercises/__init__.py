@@ -50,7 +50,9 @@ def exercise_of(id: str) -> Exercise | Prediction:
 def _load(module: str) -> Lesson:
     lesson: Lesson = importlib.import_module(f"{__name__}.{module}").LESSON
     if lesson.number != _number(module):
-        raise ValueError(f"{module}.py holds lesson {lesson.number!r}; the file's name says {_number(module)!r}")
+        raise ValueError(
+            f"{module}.py holds lesson {lesson.number!r}; the file's name says {_number(module)!r}"
+        )
     return lesson
 
 

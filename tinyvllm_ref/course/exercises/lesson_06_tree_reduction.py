@@ -36,7 +36,9 @@ def _numbers(rng: np.random.Generator, *shape: int) -> Any:
 
 def _block_cases(rng: np.random.Generator) -> list[Case]:
     def case(n: int, threads: int, group: str) -> Case:
-        return Case(f"n = {n:,}, {threads} threads a block", {"x": _numbers(rng, n), "threads": threads}, group)
+        return Case(
+            f"n = {n:,}, {threads} threads a block", {"x": _numbers(rng, n), "threads": threads}, group
+        )
 
     odd = int(rng.integers(300, 900))
     return [
@@ -181,7 +183,9 @@ for (int s = 1; s < blockDim.x; s *= ____) {
         _early_return("sum_modulo", _MODULO_LOOP),
         Mistake(
             "every thread adds in every round",
-            _tree("sum_modulo", _LOAD, _MODULO_LOOP.replace("if (t % (2 * s) == 0)", "if (t + s < blockDim.x)")),
+            _tree(
+                "sum_modulo", _LOAD, _MODULO_LOOP.replace("if (t % (2 * s) == 0)", "if (t + s < blockDim.x)")
+            ),
             "In one round thread t reads the cell that thread t + s writes. Only every 2s-th thread may add, so that "
             "no cell is both read by one thread and written by another between two barriers.",
             "In round one, who writes cell 1, and who reads it?",
@@ -361,7 +365,9 @@ for (int active = blockDim.x; active > 1;) {
         ),
         Mistake(
             "first element of each thread counted twice",
-            _rows_answer(_ROW_LOAD.replace("float sum = 0.0f;", "float sum = t < n ? row[t] : 0.0f;"), _ROW_LOOP),
+            _rows_answer(
+                _ROW_LOAD.replace("float sum = 0.0f;", "float sum = t < n ? row[t] : 0.0f;"), _ROW_LOOP
+            ),
             "The sum begins with the thread's first element, and the loop begins there as well. Begin the sum with 0, "
             "or the loop one stride on.",
             "What is sum before the loop, and which element does the loop add first?",
@@ -377,14 +383,14 @@ for (int active = blockDim.x; active > 1;) {
 def _warp_rounds(name: str) -> int:
     """Rounds x warps in which a thread adds, in one block of 1,024 threads, counted by the emulation."""
     loop = {"sum_modulo": _MODULO_LOOP, "sum_halves": _HALVES_LOOP}[name]
-    namespace = {"cp": emulation}
+    namespace: dict[str, Any] = {"cp": emulation}
     exec(_tree(name, _LOAD, loop), namespace)
     x, out = emulation.ones(1024, np.float32), emulation.empty(1, np.float32)
     reports: list[Any] = []
     with emulation.checks("full"), launch_reports.collect(reports):
         namespace[name]((1,), (1024,), (x, out, np.int32(1024)), shared_mem=4096)
     # Each addition reads two cells and writes one; beside these, 32 warps fill their cells and one reads the result.
-    return (reports[0].shared_requests - 32 - 1) // 3
+    return int(reports[0].shared_requests - 32 - 1) // 3
 
 
 _PREDICTION = Prediction(
@@ -457,7 +463,10 @@ def _expect_function(inputs: Any) -> dict[str, Any]:
 
 
 def _function_answer(
-    start: str = "blockDim.x", half: str = "(active + 1) / 2", total: str = "scratch[0]", last: str = "    __syncthreads();\n"
+    start: str = "blockDim.x",
+    half: str = "(active + 1) / 2",
+    total: str = "scratch[0]",
+    last: str = "    __syncthreads();\n",
 ) -> str:
     return f'''BLOCK_SUM_CUDA = r"""
 __device__ __forceinline__ float block_sum(float value, float* scratch) {{
@@ -535,7 +544,9 @@ return total;""",
 
 def _shuffle_cases(rng: np.random.Generator) -> list[Case]:
     def case(n: int, threads: int, group: str) -> Case:
-        return Case(f"n = {n:,}, {threads} threads a block", {"x": _numbers(rng, n), "threads": threads}, group)
+        return Case(
+            f"n = {n:,}, {threads} threads a block", {"x": _numbers(rng, n), "threads": threads}, group
+        )
 
     return [
         case(64, 64, "small"),
@@ -559,7 +570,13 @@ def _few_barriers(inputs: Any, outputs: Any, observed: Any) -> str | None:
     )
 
 
-def _shuffle_answer(stop: str = "32", first: str = "16", mask: str = "0xffffffff", shuffle: str = "down", guard: str = "t < 32") -> str:
+def _shuffle_answer(
+    stop: str = "32",
+    first: str = "16",
+    mask: str = "0xffffffff",
+    shuffle: str = "down",
+    guard: str = "t < 32",
+) -> str:
     return f'''sum_shuffle = cp.RawKernel(r"""
 extern "C" __global__ void sum_shuffle(const float* x, float* out, int n) {{
     extern __shared__ float cell[];
