@@ -32,7 +32,7 @@ class CheckFailed(Exception):
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        return [f"CheckFailed: {self.report.exercise}: {self.report.headline}"]
+        return [f"CheckFailed: {self.report.exercise}, as the report says"]
 
 
 def check(id: str, answer: Any = ...) -> None:
@@ -183,7 +183,6 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
     notes: list[str] = []
     if fault is not None:
         headline, kind = _headline(fault), "error"
-        notes += fault.details
         if result.outcome.outputs is not None and fault.in_kernel:
             notes.append(
                 "Without the checks the values of this case come out right here, by luck: another order of threads "
@@ -204,6 +203,7 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
         counts=counts,
         rows=rows,
         source=fault.source if fault is not None else (),
+        fault_note="; ".join(fault.details) if fault is not None else "",
         mistake=(mistake.name, mistake.says) if mistake is not None else None,
         next_step=f'hint("{exercise.id}")',
         groups=_group_rows(verdict),
@@ -237,14 +237,13 @@ def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool], ...]:
 def _report_of_error(exercise: Exercise, error: BaseException) -> Report:
     """The report of an answer that could not be run at all."""
     source: tuple[tuple[int, str, bool], ...] = ()
-    notes: tuple[str, ...] = ()
     if isinstance(error, NotFilledIn):
         kind, headline = "not filled in", f"Not filled in yet: {error}."
     elif isinstance(error, OutsideNames):
         kind, headline = "error", f"The answer does not stand alone: {error}."
     else:
         fault = describe(error)
-        kind, headline, source, notes = "error", _headline(fault), fault.source, fault.details
+        kind, headline, source = "error", _headline(fault), fault.source
     return Report(
         exercise=exercise.id,
         title=exercise.title,
@@ -252,5 +251,4 @@ def _report_of_error(exercise: Exercise, error: BaseException) -> Report:
         kind=kind,
         source=source,
         next_step=f'hint("{exercise.id}")',
-        notes=notes,
     )

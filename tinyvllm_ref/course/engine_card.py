@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ def engine_report(lesson: Lesson) -> EngineReport:
             _wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes
         ),
         note=card.note,
+        dial=tuple(
+            _story_with(
+                setting.name,
+                setting.says,
+                own,
+                functools.partial(setting.change, own),
+                card.prompt,
+                card.max_tokens,
+                right,
+            )
+            for setting in card.dial
+        ),
+        dial_title=card.dial_title,
     )
 
 
@@ -177,12 +190,27 @@ def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, r
     exercise = exercise_of(id)
     assert isinstance(exercise, Exercise)
     mistake = next(one for one in exercise.mistakes if one.name == name)
-    try:
+
+    def change() -> Mapping[str, Any]:
         namespace = make_namespace(exercise, mistake.answer, device.cp)
-        parts = own.replace(**{part: namespace[variable] for part, variable in exercise.makes.items()})
+        return {part: namespace[variable] for part, variable in exercise.makes.items()}
+
+    return _story_with(name, mistake.says, own, change, prompt, max_tokens, right)
+
+
+def _story_with(
+    name: str,
+    says: str,
+    own: Parts,
+    change: Callable[[], Mapping[str, Any]],
+    prompt: str,
+    max_tokens: int,
+    right: Story,
+) -> WrongStory:
+    """The text with some parts exchanged."""
+    try:
+        parts = own.replace(**change())
         story = write_story(parts, prompt, max_tokens)
-        return WrongStory(
-            name, mistake.says, story.text, _same_tokens(story, right), logit_error(parts, right), ""
-        )
+        return WrongStory(name, says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
     except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
-        return WrongStory(name, mistake.says, "", 0, float("nan"), f"{type(error).__name__}: {error}")
+        return WrongStory(name, says, "", 0, float("nan"), f"{type(error).__name__}: {error}")

@@ -234,6 +234,23 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """One setting of an engine card's dial: the engine with some parts exchanged.
+
+    Attributes
+    ----------
+    name, says : str
+        ``"3 fraction bits"``, and what is so there.
+    change : callable
+        ``change(parts) -> dict`` of the parts that take the place of those in `parts`, the learner's own.
+    """
+
+    name: str
+    says: str
+    change: Callable[[Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class EngineCard:
     """What ``show_engine`` shows at the end of a lesson.
 
@@ -245,12 +262,18 @@ class EngineCard:
     max_tokens : int
     note : str
         One sentence on what to look at.
+    dial : tuple of Setting
+        Engines that are nobody's mistake and worth comparing all the same.
+    dial_title : str
+        What the dial turns.
     """
 
     mistakes: tuple[tuple[str, str], ...] = ()
     prompt: str = "Once upon a time"
     max_tokens: int = 48
     note: str = ""
+    dial: tuple[Setting, ...] = ()
+    dial_title: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,7 @@ def celebrate(lesson: Lesson) -> None:
         for other in everything
     ]
     png = completion_banner(
-        lesson.number, lesson.title, later[0].title if later else "", sum(complete), len(everything)
+        lesson.number, lesson.title, later[0].title if later else "", sum(complete), len(everything), complete
     )
     display_png(
         png,

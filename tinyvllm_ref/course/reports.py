@@ -322,6 +322,10 @@ class EngineReport:
         What each does to the text.
     note : str
         A remark.
+    dial : sequence of WrongStory
+        The text at each setting of the lesson's dial.
+    dial_title : str
+        What the dial turns.
     """
 
     lesson: str
@@ -338,6 +342,8 @@ class EngineReport:
     logit_error: float
     mistakes: Sequence[WrongStory] = ()
     note: str = ""
+    dial: Sequence[WrongStory] = ()
+    dial_title: str = ""
 
     @property
     def headline(self) -> str:
@@ -361,13 +367,12 @@ class EngineReport:
         return ran + [f"{part} is still the reference's." for part in self.missing]
 
     def _repr_html_(self) -> str:
-        stories = [
-            (wrong, *_split(wrong.text, self.reference_text), _says_of(wrong, self.tokens))
-            for wrong in self.mistakes
-        ]
-        return render(
-            "engine.html.jinja", card=self, own=_split(self.text, self.reference_text), stories=stories
+        stories, dial = (
+            [(one, *_split(one.text, self.reference_text), _says_of(one, self.tokens)) for one in some]
+            for some in (self.mistakes, self.dial)
         )
+        own = _split(self.text, self.reference_text)
+        return render("engine.html.jinja", card=self, own=own, stories=stories, dial=dial)
 
     def __str__(self) -> str:
         lines = [f"Engine, lesson {self.lesson} {self.title}: {self.headline}"]
@@ -375,13 +380,11 @@ class EngineReport:
         lines += ["", *_paragraph(self.agreement), *_paragraph(self.text, "  ")]
         if self.text != self.reference_text:
             lines += ["", "The reference wrote", *_paragraph(self.reference_text, "  ")]
-        for wrong in self.mistakes:
-            lines += [
-                "",
-                *_paragraph(f"With the mistake: {wrong.name}"),
-                *_paragraph(_says_of(wrong, self.tokens)),
-            ]
-            lines += _paragraph(wrong.text, "  ") if wrong.text else []
+        titled = [(f"{self.dial_title}: {one.name}", one) for one in self.dial]
+        titled += [(f"With the mistake: {wrong.name}", wrong) for wrong in self.mistakes]
+        for title, one in titled:
+            lines += ["", *_paragraph(title), *_paragraph(_says_of(one, self.tokens))]
+            lines += _paragraph(one.text, "  ") if one.text else []
         return "\n".join([*lines, *(["", *_paragraph(self.note)] if self.note else [])])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import linecache
 import re
 import signal
@@ -90,6 +91,7 @@ def run_case(run: Run, answer: Any, case: Case, cp: Any, seconds: float) -> Outc
     """
     if not getattr(cp, "is_emulation", False):
         return _attempt(run, answer, case, cp, seconds)
+    warm_up()
     with emulation.checks("full"):
         outcome = _attempt(run, answer, case, cp, seconds)
     if outcome.fault is not None and outcome.fault.in_kernel:
@@ -97,6 +99,14 @@ def run_case(run: Run, answer: Any, case: Case, cp: Any, seconds: float) -> Outc
             again = _attempt(run, answer, case, cp, seconds)
         return Outcome(again.outputs, outcome.fault, outcome.observed)
     return outcome
+
+
+@functools.cache
+def warm_up() -> None:
+    """Build the emulation's runtime and start its compiler, so that no answer's time is spent on that."""
+    for mode in ("full", "fast"):
+        with emulation.checks(mode):
+            emulation.RawKernel('extern "C" __global__ void nothing() {}', "nothing").compile()
 
 
 def _attempt(run: Run, answer: Any, case: Case, cp: Any, seconds: float) -> Outcome:
