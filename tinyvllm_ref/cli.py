@@ -157,7 +157,7 @@ def build_lessons(
             raise ValueError("--class takes all lessons; leave the numbers out")
         folder = _course_folder(root)
         from .course import build
-        from .course.build.classroom import make_class
+        from .course.making.classroom import make_class
 
         if check:
             build.check_lessons(folder, numbers or ())

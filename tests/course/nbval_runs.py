@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tinyvllm_ref.course.build.scratch import scratch_environment
+from tinyvllm_ref.course.making.scratch import scratch_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from typer.testing import CliRunner
 
 from tinyvllm_ref.cli import app
 from tinyvllm_ref.course import build
-from tinyvllm_ref.course.build import LessonError, notebook
-from tinyvllm_ref.course.build.classroom import make_class
-from tinyvllm_ref.course.build.lessons import to_lesson, work_in
-from tinyvllm_ref.course.build.rules import examine
-from tinyvllm_ref.course.build.scratch import scratch_environment
+from tinyvllm_ref.course.build import LessonError
+from tinyvllm_ref.course.making import notebook
+from tinyvllm_ref.course.making.classroom import make_class
+from tinyvllm_ref.course.making.lessons import to_lesson, work_in
+from tinyvllm_ref.course.making.rules import examine
+from tinyvllm_ref.course.making.scratch import scratch_environment
 from tinyvllm_ref.emulation import cache
 
 from .nbval_runs import failed_cells
@@ -98,18 +100,15 @@ def twice_in_cuda(x):
 check("06.2", twice_in_cuda)
 
 # %%
-# %%time
 # !echo from the shell
 np.arange(3)
-'''.replace("# %%time\n", "")
-
-REPORT = {"sample": "06_sample"}
+'''
 
 
 def course(folder: Path, **sources: str) -> Path:
-    """A course of these sources, by topic or by name."""
+    """A course of these sources; ``_06_a`` is of ``06_a.py``, and ``sample`` of ``06_sample.py``."""
     for name, text in sources.items():
-        path = folder / "solutions" / f"{REPORT.get(name, name.lstrip('_'))}.py"
+        path = folder / "solutions" / f"{'06_sample' if name == 'sample' else name.lstrip('_')}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text.encode())
     return folder
@@ -117,11 +116,6 @@ def course(folder: Path, **sources: str) -> Path:
 
 def lesson_of(folder: Path, text: str):
     return build.read(course(folder, sample=text) / "solutions" / "06_sample.py")
-
-
-def command(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "tinyvllm_ref", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, timeout=120, **options)
 
 
 def quiet(line: str) -> None:
@@ -224,8 +218,6 @@ def test_nbval_sees_another_output(made, tmp_path):
 
 def test_making_it_again_gives_the_same_bytes(made, tmp_path):
     root = course(tmp_path, sample=SAMPLE.replace("\n", "\r\n"))  # as an editor on Windows saves it
-    text = 'measure("06.1")'
-    assert text in SAMPLE
     build.run_solutions(root, say=quiet)
     build.build_lessons(root, say=quiet)
     for name in ("lessons/06_sample.ipynb", "solutions/06_sample.ipynb"):
@@ -348,7 +340,10 @@ def test_lines_of_cells_are_those_of_the_file(tmp_path):
         ("# %%\nx = = 1\n", "06_sample.py:2: cell x-1: not valid Python"),
         ("x = 1\n# %%\ny = 2\n", "1 cells are marked with # %% at the start of a line, and Jupytext sees 2"),
         ("# %%\nif 1:\n    # %%\n    y = 2\n", "Jupytext sees 2"),
-        ("# ---\n# jupyter:\n#   kernelspec:\n#     name: a\n# ---\n\n# %%\nx = 1\n", "'display_name' is a required"),
+        (
+            "# ---\n# jupyter:\n#   kernelspec:\n#     name: a\n# ---\n\n# %%\nx = 1\n",
+            "'display_name' is a required",
+        ),
     ],
 )
 def test_a_source_that_can_not_be_read(tmp_path, text, message):
@@ -394,6 +389,7 @@ def answer(body: str = "", number: str = "06.1", check: str | None = None) -> st
 
 
 BEGIN, END = "# BEGIN SOLUTION (1 line): one\n", "\n# END SOLUTION"
+FOUR_LINES = BEGIN.replace("1 line", "4 lines")
 
 
 @pytest.mark.parametrize(
@@ -403,17 +399,17 @@ BEGIN, END = "# BEGIN SOLUTION (1 line): one\n", "\n# END SOLUTION"
         (answer("x = 1" + END), 4, "exercise-06-1", "without a BEGIN SOLUTION"),
         (answer(BEGIN + BEGIN + "x = 1" + END), 4, "exercise-06-1", "inside of the one"),
         (answer(BEGIN + "x = 1\ny = 1\nz = 1\n# STUB x = 1" + END), 3, "exercise-06-1", "says 1 lines and has 3"),
-        (answer("# BEGIN SOLUTION (4 lines): x\nx = 1\n# STUB x = 1" + END), 3, "exercise-06-1", "says 4 lines and has 1"),
+        (answer(FOUR_LINES + "x = 1\n# STUB x = 1" + END), 3, "exercise-06-1", "says 4 lines and has 1"),
         (answer(BEGIN + "# STUB x = 1" + END), 3, "exercise-06-1", "says 1 lines and has 0"),
         (answer("x = 1"), 2, "exercise-06-1", "an answer cell without a region"),
-        (answer("def f():\n    " + BEGIN + "    x = 1\n    # END SOLUTION"), 2, "exercise-06-1", "its stub is not valid Python"),
+        (answer("def f():\n    " + BEGIN + "    x = 1" + END), 2, "exercise-06-1", "its stub is not valid Python"),
         (answer(check=""), 2, "exercise-06-1", 'no cell with check("06.1", ...) under it'),
         (answer(check='# %% tags=["solution-only"]\ncheck("06.1", x)\n'), 2, "exercise-06-1", "no cell with check"),
         (answer(check="") + answer() , 2, "exercise-06-1", "no cell with check"),
-        (answer() + answer(), 11, "exercise-06-1-2", "exercise 06.1 is there already, in line 2"),
+        (answer() + answer(), 12, "exercise-06-1-2", "exercise 06.1 is there already, in line 2"),
         (answer(number="07.1"), 2, "exercise-07-1", "exercise 07.1 in lesson 06"),
-        (answer() + '# %%\ncheck("06.2", x)\n', 11, "check-06-2", 'check("06.2", ...) has no answer cell above it'),
-        (answer() + "# %%\ncheck(name, x)\n", 11, "check-name-x", "must be given its exercise as a string"),
+        (answer() + '# %%\ncheck("06.2", x)\n', 12, "check-06-2", 'check("06.2", ...) has no answer cell above it'),
+        (answer() + "# %%\ncheck(name, x)\n", 12, "check-name-x", "must be given its exercise as a string"),
         (answer().replace(" - a title", ""), 2, "exercise-06-1", "must be `# Exercise 06.2 - title`"),
         (answer().replace("# Exercise", "y = 2\n# Exercise"), 3, "y-2", "is the first line of an answer cell"),
         ("# %%\n" + BEGIN + "x = 1" + END, 2, "begin-solution-1-line-one", "a region outside of an answer cell"),
@@ -421,7 +417,7 @@ BEGIN, END = "# BEGIN SOLUTION (1 line): one\n", "\n# END SOLUTION"
         ("# %% [markdown]\n# ![ ][a]\n", 2, "a", "an image without alternative text"),
         ('# %% [markdown]\n# text\n# <img src="a.png">\n', 3, "text", "an image without alternative text"),
         ('# %% [markdown]\n# <img alt="" src="a.png">\n', 2, "img-alt-src-a-png", "an image without alternative text"),
-        ('# %%\nmeasure("06.1")\n', 2, "measure-06-1", 'measure() shows what differs between runs: give the cell tags='),
+        ('# %%\nmeasure("06.1")\n', 2, "measure-06-1", 'measure() shows what differs between runs: give'),
         ('# %%\nshow("06.1")\n', 2, "show-06-1", "show() shows"),
         ('# %%\nshow_engine("06")\n', 2, "show-engine-06", "show_engine() shows"),
         ("# %%\nprogress()\n", 2, "progress", "progress() shows"),
@@ -432,8 +428,9 @@ BEGIN, END = "# BEGIN SOLUTION (1 line): one\n", "\n# END SOLUTION"
 def test_rules_name_the_cell_and_the_line(tmp_path, text, line, cell, message):
     problems = examine(lesson_of(tmp_path, text))
     found = [str(problem) for problem in problems]
-    assert any(problem.message.find(message) >= 0 for problem in problems), found
-    (problem,) = [problem for problem in problems if message in problem.message]
+    about = [problem for problem in problems if message in problem.message]
+    assert len(about) == 1, found
+    (problem,) = about
     assert (problem.line, problem.cell) == (line, cell)
     assert str(problem).startswith(f"solutions/06_sample.py:{line}: cell {cell}: ")
     with pytest.raises(LessonError, match=r"06_sample\.py"):
@@ -607,7 +604,8 @@ def test_a_run_that_is_killed_leaves_the_old_notebook(tmp_path):
         process.send_signal(signal.SIGKILL)
     assert path.read_bytes() == old
     assert sorted(file.name for file in path.parent.iterdir()) == ["06_sample.ipynb", "06_sample.py"]
-    assert "was changed since it was made" in command("run-solutions", "--check", "--root", str(root)).stderr
+    with pytest.raises(LessonError, match="was changed since it was made"):
+        build.check_solutions(root)
     wait_for_end(int(begun.read_text()))
 
 
@@ -719,8 +717,9 @@ def answer_cell(found):
     return next(cell for cell in found.cells if cell.id == "exercise-06-1")
 
 
+MINE = "# Exercise 06.1 - twice\ntwice = 2"
 WORK = [
-    (lambda found: answer_cell(found).update(source="# Exercise 06.1 - twice\ntwice = 2"), "cell 4 (# Exercise 06.1 - twice) was changed"),
+    (lambda found: answer_cell(found).update(source=MINE), "cell 4 (# Exercise 06.1 - twice) was changed"),
     (lambda found: answer_cell(found).update(execution_count=3), "cell 4 (# Exercise 06.1 - twice) was run"),
     (lambda found: found.cells[4].outputs.append(nbformat.v4.new_output("stream", text="no")), "was run"),
     (lambda found: found.cells.append(nbformat.v4.new_code_cell("x = 1")), "cell 10 (x = 1) was added"),
@@ -886,26 +885,27 @@ def test_a_class_needs_a_repository(tmp_path, tmp_path_factory):
 
 
 # ---------------- the command
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of the command, in this process."""
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, done.stdout, done.stderr
+
+
 def test_the_commands(tmp_path):
-    root = course(
-        tmp_path,
-        _06_a=answer().replace("# %%\n# Ex", "# %%\ncheck = print\n\n# %%\n# Ex", 1),
-        _07_b="# %%\nprint(7)\n",
-    )
+    first = "# %%\ncheck = print\n\n" + answer()
+    root = course(tmp_path, _06_a=first, _07_b="# %%\nprint(7)\n")
     where = ("--root", str(root))
-    assert command("run-solutions", "7", *where).stdout.startswith("solutions/07_b.ipynb: written")
-    done = command("run-solutions", "--check", *where)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "tinyvllm: solutions/06_a.ipynb: is not there; run `tinyvllm run-solutions 06`\n"
-    assert command("run-solutions", "--jobs", "2", *where).returncode == 0
-    done = command("run-solutions", "--check", *where)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert command("build-lessons", "--check", *where).returncode == 1
-    assert command("build-lessons", *where).stdout.split("\n")[:2] == [
-        "lessons/06_a.ipynb: written",
-        "lessons/07_b.ipynb: written",
-    ]
-    assert command("build-lessons", "--check", "06", "07", *where).returncode == 0
+    assert invoke("run-solutions", "7", *where)[1].startswith("solutions/07_b.ipynb: written")
+    missing = "tinyvllm: solutions/06_a.ipynb: is not there; run `tinyvllm run-solutions 06`\n"
+    assert invoke("run-solutions", "--check", *where) == (1, "", missing)
+    assert invoke("run-solutions", "--jobs", "2", *where)[0] == 0
+    in_step = "The solutions' notebooks are in step with their sources.\n"
+    assert invoke("run-solutions", "--check", *where) == (0, in_step, "")
+    assert invoke("build-lessons", "--check", *where)[0] == 1
+    made = "lessons/06_a.ipynb: written\nlessons/07_b.ipynb: written\n"
+    assert invoke("build-lessons", *where) == (0, made, "")
+    in_step = "The lessons are in step with the solutions.\n"
+    assert invoke("build-lessons", "--check", "06", "07", *where) == (0, in_step, "")
 
 
 @pytest.mark.parametrize(
@@ -919,14 +919,12 @@ def test_the_commands(tmp_path):
     ],
 )
 def test_arguments_that_make_no_sense(tmp_path, arguments, message):
-    runner = pytest.importorskip("typer.testing").CliRunner()
     root = course(tmp_path, sample=SAMPLE)
-    done = runner.invoke(app, [*arguments, "--root", str(root)])
-    assert done.exit_code == 1
-    assert message in done.stderr
+    code, _, said = invoke(*arguments, "--root", str(root))
+    assert code == 1
+    assert message in said
 
 
 def test_a_folder_without_sources(tmp_path):
-    done = command("run-solutions", "--root", str(tmp_path))
-    assert done.returncode == 1
-    assert f"tinyvllm: {tmp_path / 'solutions'} holds no lesson's source (NN_topic.py)" in done.stderr
+    message = f"tinyvllm: {tmp_path / 'solutions'} holds no lesson's source (NN_topic.py)\n"
+    assert invoke("run-solutions", "--root", str(tmp_path)) == (1, "", message)

@@ -132,13 +132,16 @@ CASES: dict[str, Callable[[], f.AltFigure]] = {
     "banks, all": lambda: f.bank_conflicts(loads([32 * k for k in range(32)]), "x"),
     "banks, eight": lambda: f.bank_conflicts(loads([8 * k for k in range(32)]), "x"),
     "measured": lambda: f.measured_bars(
-        [f.Measured("bytes read", 8320, 8192, 8192), f.Measured("sectors", 260, 256), f.Measured("bank conflicts", 0, 0, 31),
-         f.Measured("time", float("nan"), unit="us"), f.Measured("traffic", 123_456_789_012, 2e9, unit="B")]
+        [f.Measured("bytes read", 8320, 8192, 8192), f.Measured("sectors", 260, 256),
+         f.Measured("bank conflicts", 0, 0, 31), f.Measured("time", float("nan"), unit="us"), 
+         f.Measured("traffic", 123_456_789_012, 2e9, unit="B")]
     ),
     "measured, odd": lambda: f.measured_bars([f.Measured(LONG, 0.0), f.Measured(ODD, 1e30, 1e-30, 5.5, LONG)]),
     "levels": lambda: f.memory_hierarchy(
-        [f.Level("registers", 256 * 1024, None, "of each SM"), f.Level("shared memory", 228 * 1024, 33e12, "of each SM; all SMs together"),
-         f.Level("L2 cache", 50 * 2**20, 5.5e12), f.Level("HBM", 80 * 2**30, 3.35e12), f.Level("PCIe to the host", 2**40, 64e9)],
+        [f.Level("registers", 256 * 1024, None, "of each SM"),
+         f.Level("shared memory", 228 * 1024, 33e12, "of each SM; all SMs together"),
+         f.Level("L2 cache", 50 * 2**20, 5.5e12), f.Level("HBM", 80 * 2**30, 3.35e12),
+         f.Level("PCIe to the host", 2**40, 64e9)],
         source="numbers made up for this test",
     ),
     "levels, one": lambda: f.memory_hierarchy([f.Level(LONG, 1, 1.0, LONG)], source=LONG),
@@ -152,7 +155,9 @@ CASES: dict[str, Callable[[], f.AltFigure]] = {
     "memory map, large": lambda: f.memory_map(blocks(200, 64), 16),
     "lifetimes": lambda: f.lifetimes(BUFFERS, [0, 4096, 6144, 4096, 4096, 20480]),
     "lifetimes, one": lambda: f.lifetimes([f.Lifetime(LONG, 0, 3, 3)], [0]),
-    "lifetimes, many": lambda: f.lifetimes([f.Lifetime(f"buffer {k}", 100, k, k + 1) for k in range(60)], [k % 2 * 256 for k in range(60)]),
+    "lifetimes, many": lambda: f.lifetimes(
+        [f.Lifetime(f"buffer {k}", 100, k, k + 1) for k in range(60)], [k % 2 * 256 for k in range(60)]
+    ),
     "timeline": lambda: f.timeline(SLOTS, title="Static and continuous batching"),
     "timeline, one": lambda: f.timeline([["A"]]),
     "timeline, idle": lambda: f.timeline([[None, None]], title=LONG),
@@ -167,7 +172,9 @@ CASES: dict[str, Callable[[], f.AltFigure]] = {
     "major": lambda: f.row_column_major((2, 3)),
     "major, one": lambda: f.row_column_major((1, 1)),
     "major, large": lambda: f.row_column_major((8, 8)),
-    "attention": lambda: f.attention_map(CAUSAL[0], ["Once", " upon", " a", " time", ",", " there", " was", " a", " cat"]),
+    "attention": lambda: f.attention_map(
+        CAUSAL[0], ["Once", " upon", " a", " time", ",", " there", " was", " a", " cat"]
+    ),
     "attention, decode": lambda: f.attention_map(CAUSAL[0][-1:], [ODD, LONG, *"abcdefg"]),
     "attention, one": lambda: f.attention_map([[1.0]], [""]),
     "attention, 100": lambda: f.attention_map(np.tril(np.ones((100, 100))) / 100, [f" token{k}" for k in range(100)]),
@@ -176,7 +183,9 @@ CASES: dict[str, Callable[[], f.AltFigure]] = {
     "heads, one": lambda: f.attention_heads([[[1.0]]]),
     "rotation": lambda: f.rope_rotation(INV, [0, 1, 2, 3, 4, 8, 16, 64, 256, 1024]),
     "rotation, one": lambda: f.rope_rotation([1.0], [131071]),
-    "wavelengths": lambda: f.wavelengths({"theta 500,000": INV, "Llama-3 scaling": INV / np.linspace(1, 8, 32)}, context=8192),
+    "wavelengths": lambda: f.wavelengths(
+        {"theta 500,000": INV, "Llama-3 scaling": INV / np.linspace(1, 8, 32)}, context=8192
+    ),
     "filters": lambda: f.distribution_filters(
         [" the", " a", "\n", " cat", " dog", "🙂"],
         {"as it is": [0.5, 0.2, 0.15, 0.1, 0.04, 0.01], "temperature 0.7": [0.65, 0.17, 0.1, 0.06, 0.02, 0.0004],
@@ -225,17 +234,180 @@ def test_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         figure.set_dpi(100)
         boxes = texts_drawn(figure, monkeypatch)
     assert dict(mpl.rcParams) == before
-    assert figure.alt_text.endswith(".") and "\n" not in figure.alt_text.replace(ODD, "")
+    assert figure.alt_text.endswith(".")
+    assert "\n" not in figure.alt_text.replace(ODD, "")
     width, height = figure.get_size_inches() * 100
-    assert 0 < width <= 760 and 0 < height <= 1000
+    assert 0 < width <= 760
+    assert 0 < height <= 1000
     assert boxes, "a figure without a word"
     for text, box in boxes:
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (
-            f"{text!r} leaves the figure"
-        )
+        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+        assert inside, f"{text!r} leaves the figure"
     for (one, a), (other, b) in itertools.combinations(boxes, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         down = min(a.y1, b.y1) - max(a.y0, b.y0)
         assert across <= 1 or down <= 1.5, (
             f"{one!r} and {other!r} overlap by {across:.1f} x {down:.1f} pixels"
         )
+
+
+def test_the_overlap_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = f.bit_layout()
+    figure.text(0.5, 0.5, "one")
+    figure.text(0.5, 0.5, "other")
+    boxes = dict(texts_drawn(figure, monkeypatch))
+    assert boxes["one"].overlaps(boxes["other"])
+
+
+def test_display_sends_one_png_with_its_alt_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[Any, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, metadata, raw: sent.append((data, metadata)))
+    figure = f.row_column_major((2, 3))
+    f.display_figure(figure)
+    ((data, metadata),) = sent
+    png = base64.b64decode(data["image/png"])
+    assert png.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", png[16:24])
+    about = metadata["image/png"]
+    assert about["alt"] == data["text/plain"] == figure.alt_text
+    assert abs(width - 2 * about["width"]) <= 2
+    assert abs(height - 2 * about["height"]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "says"),
+    [
+        (lambda: f.byte_strip([]), "segment"),
+        (lambda: f.byte_strip([f.Segment("a", 0, 9), f.Segment("b", 8, 10)]), "overlap"),
+        (lambda: f.byte_strip([f.Segment("a", 9, 0)]), "no range"),
+        (lambda: f.byte_strip([f.Segment("a", 0, 9)], zoom=(4, 40)), "zoom"),
+        (lambda: f.blocks_over_array(4, 0, 1), "block"),
+        (lambda: f.blocks_over_array(10**6, 256, 4000), "do not fit"),
+        (lambda: f.bit_layout([]), "format"),
+        (lambda: f.bit_layout(["float8"]), "float8"),
+        (lambda: f.number_spacing(["float32"], 2, 1), "low"),
+        (lambda: f.error_lines([], {"a": []}, "x", "y"), "point"),
+        (lambda: f.error_lines([1], {}, "x", "y"), "line"),
+        (lambda: f.error_lines([1], {"a": [1, 2]}, "x", "y"), "2 values for 1"),
+        (lambda: f.reduction_tree([]), "round"),
+        (lambda: f.reduction_steps(trace([]), "scratch"), "scratch"),
+        (lambda: f.threads_over_addresses(loads([0]), "y"), "'y'"),
+        (lambda: f.threads_over_addresses(loads([0]), "x", warp=3), "warp 3"),
+        (lambda: f.threads_over_addresses(loads([0]), "x", request=1), "request 1"),
+        (lambda: f.bank_conflicts(trace([]), "x"), "'x'"),
+        (lambda: f.measured_bars([]), "row"),
+        (lambda: f.measured_bars([f.Measured("a", -1)]), "negative"),
+        (lambda: f.memory_hierarchy([], source="s"), "level"),
+        (lambda: f.memory_hierarchy([f.Level("a", 0, 1.0)], source="s"), "positive"),
+        (lambda: f.arena_map([]), "item"),
+        (lambda: f.memory_map([], 16), "step"),
+        (lambda: f.memory_map([[f.BlockUse("a", 17)]], 16), "17"),
+        (lambda: f.lifetimes([], []), "buffer"),
+        (lambda: f.lifetimes(BUFFERS, [0]), "offsets"),
+        (lambda: f.timeline([]), "slot"),
+        (lambda: f.timeline([[]]), "step"),
+        (lambda: f.roofline([], 1, 1), "point"),
+        (lambda: f.roofline([f.Point("a", 0)], 1, 1), "positive"),
+        (lambda: f.row_column_major((0, 3)), "side"),
+        (lambda: f.attention_map(np.empty((0, 0)), []), "weights"),
+        (lambda: f.attention_map([[1.0]], ["a", "b"]), "2 tokens for 1"),
+        (lambda: f.attention_heads([]), "weights"),
+        (lambda: f.rope_rotation([], [0]), "frequency"),
+        (lambda: f.rope_rotation([1.0], []), "position"),
+        (lambda: f.rope_rotation([1.0], [0], pairs=[1]), "pair 1 of 1"),
+        (lambda: f.wavelengths({}), "setting"),
+        (lambda: f.distribution_filters([], {}), "token"),
+        (lambda: f.distribution_filters(["a"], {"b": [2.0]}), "probabilities"),
+        (lambda: f.token_strip([]), "token"),
+        (lambda: f.token_strip(["a"], [1, 2]), "2 ids"),
+        (lambda: f.merge_tree([], []), "symbol"),
+        (lambda: f.merge_tree(["a"], [("a", "b")]), "side by side"),
+        (lambda: f.grid([], title="t"), "matrix"),
+        (lambda: f.grid([[1]], title="t", rows=["a", "b"]), "2 names"),
+    ],
+)
+def test_wrong_input_is_named(draw: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        draw()
+
+
+@pytest.mark.parametrize("kind", ["sequential", "modulo"])
+def test_rounds_of_a_reduction(kind: str) -> None:
+    steps = f.reduction_steps(reduction(16, kind), "scratch")
+    assert [len(one) for one in steps] == [8, 4, 2, 1]
+    cells = np.arange(16.0)
+    for one in steps:
+        before = cells.copy()
+        for step in one:
+            cells[step.target] = before[list(step.reads)].sum()
+    assert cells[0] == np.arange(16.0).sum()
+
+
+def test_rounds_of_a_real_trace() -> None:
+    """A kernel of the emulation that sums twice in one buffer: the rounds give the sum of what it was given."""
+    from tinyvllm_ref import emulation as cp
+
+    source = r"""
+    __device__ float block_sum(float value, float* scratch) {
+        scratch[threadIdx.x] = value;
+        __syncthreads();
+        for (int stride = blockDim.x / 2; stride > 0; stride /= 2) {
+            if (threadIdx.x < stride) scratch[threadIdx.x] += scratch[threadIdx.x + stride];
+            __syncthreads();
+        }
+        float sum = scratch[0];
+        __syncthreads();
+        return sum;
+    }
+    extern "C" __global__ void twice(const float* x, float* out) {
+        __shared__ float scratch[16];
+        float sum = block_sum(x[threadIdx.x], scratch);
+        out[threadIdx.x] = block_sum(x[threadIdx.x] + sum, scratch);
+    }"""
+    x = np.arange(16, dtype=np.float32)
+    out = cp.empty(16, cp.float32)
+    with cp.checks("full"), cp.trace() as recorded:
+        cp.RawKernel(source, "twice")((1,), (16,), (cp.asarray(x), out))
+    steps = f.reduction_steps(recorded.rows, "scratch")
+    assert [len(one) for one in steps] == [8, 4, 2, 1, 8, 4, 2, 1]
+    assert f.reduction_tree(steps[:4]).alt_text
+    (request,) = f.warp_requests(recorded.rows, "out")
+    assert request.sectors == [0, 1]
+    assert request.fewest_sectors == 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1.0, 3.14159, 1e-40, 65504.0, 65520.0, -3e38, float("inf"), float("nan")]
+)
+def test_bits_are_those_of_ml_dtypes(name: str, value: float) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = {"bfloat16": ml_dtypes.bfloat16}.get(name, name)
+    with np.errstate(over="ignore", under="ignore"):
+        expected = np.asarray(np.float32(value)).astype(kind)
+    np.testing.assert_equal(bits_value(name, format_bits(name, value)), float(expected))
+
+
+@pytest.mark.parametrize("x", [1.0, 1.999, 2.0, 1e-5, 6e-8, 1000.0])
+def test_spacing_is_that_of_numpy(x: float) -> None:
+    assert spacing("float32", x) == np.spacing(np.float32(x))
+    assert spacing("float16", x) == np.spacing(np.float16(x))
+
+
+def test_sectors_and_banks_are_counted() -> None:
+    (strided,) = f.warp_requests(loads([2048 * k for k in range(32)]), "x")
+    assert (len(strided.sectors), strided.fewest_sectors, strided.turns) == (32, 4, 32)
+    (dense,) = f.warp_requests(loads(list(range(32))), "x")
+    assert (len(dense.sectors), dense.fewest_sectors, dense.turns) == (4, 4, 1)
+    (same,) = f.warp_requests(loads([7] * 32), "x")
+    assert (len(same.sectors), same.fewest_sectors, same.turns) == (1, 1, 1)
+
+
+def test_labels_are_spread() -> None:
+    at = spread([1.0, 1.0, 1.1], [0.5, 0.5, 0.5], 0.0, 3.0, 0.1)
+    assert all(b - a >= 0.6 - 1e-9 for a, b in itertools.pairwise(sorted(at)))
+    assert min(at) >= 0.25
+    assert max(at) <= 2.75
+    with pytest.raises(ValueError, match="room"):
+        spread([0.0, 0.0], [1.0, 1.0], 0.0, 1.5, 0.0)
+    assert text_width("", 9) == 0.0

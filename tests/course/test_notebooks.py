@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tinyvllm_ref.course.build import check_lessons, check_solutions, discover, notebook, read
-from tinyvllm_ref.course.build.lessons import to_lesson
+from tinyvllm_ref.course.build import check_lessons, check_solutions, discover, read
+from tinyvllm_ref.course.making import notebook
+from tinyvllm_ref.course.making.lessons import to_lesson
 
 from .nbval_runs import REPOSITORY, failed_cells
 

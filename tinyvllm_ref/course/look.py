@@ -77,7 +77,8 @@ CSS = """
 .tv .tv-label { font-size: 12px; font-weight: 600; color: var(--tv-soft); margin: 12px 0 3px; }
 .tv .tv-list { margin: 0 0 8px; padding: 0; list-style: none; }
 .tv .tv-list li { margin: 0; padding: 0; }
-.tv table.tv-table { border-collapse: collapse; border: none; table-layout: auto; width: auto; margin: 0 0 8px; font-size: 13px; }
+.tv table.tv-table { border-collapse: collapse; border: none; table-layout: auto; width: auto; margin: 0 0 8px;
+  font-size: 13px; }
 .tv table.tv-table tr, .tv table.tv-table tbody tr:nth-child(odd) { background: none; }
 .tv table.tv-table th, .tv table.tv-table td { text-align: left; vertical-align: top; border: none;
   border-bottom: 1px solid var(--tv-line); padding: 3px 22px 3px 0; background: none; max-width: 420px;
@@ -102,12 +103,14 @@ CSS = """
 .tv code { font-family: var(--tv-mono); font-size: 12.5px; background: var(--tv-panel); color: inherit;
   padding: 1px 4px; border-radius: 3px; }
 .tv .tv-note { font-size: 12.5px; color: var(--tv-soft); margin: 6px 0 4px; }
-.tv table.tv-map { border-collapse: collapse; border: none; table-layout: auto; width: 100%; max-width: 640px; margin: 0; font-size: 13px; }
+.tv table.tv-map { border-collapse: collapse; border: none; table-layout: auto; width: 100%; max-width: 640px;
+  margin: 0; font-size: 13px; }
 .tv table.tv-map tr, .tv table.tv-map tbody tr:nth-child(odd) { background: none; }
 .tv table.tv-map td, .tv table.tv-map th { text-align: left; border: none; padding: 1px 12px 1px 0;
   background: none; line-height: 1.45; white-space: nowrap; }
 .tv table.tv-map th { font-weight: 600; padding-top: 10px; font-size: 12px; color: var(--tv-soft); }
-.tv table.tv-map td.tv-num { text-align: right; padding-left: 14px; font-variant-numeric: tabular-nums; color: var(--tv-soft);
+.tv table.tv-map td.tv-num { text-align: right; padding-left: 14px; font-variant-numeric: tabular-nums; color:
+  var(--tv-soft);
   padding-right: 0; }
 .tv table.tv-map td.tv-where { width: 1.2em; padding: 0 4px 0 0; color: #D55E00; font-weight: 700; }
 .tv table.tv-map tr.tv-here td.tv-name { font-weight: 600; }

@@ -21,6 +21,7 @@ from .canvas import (
     line_height,
     need_at_most,
     need_some,
+    on_paper,
     plot_page,
     plural,
     shortened,
@@ -59,16 +60,17 @@ def blocks_over_array(n: int, block: int, grid: int) -> AltFigure:
     sheet = Sheet()
     sheet.title(
         f"{plural(grid, 'block')} of {plural(block, 'thread')} over {plural(n, 'element')}",
-        f"{threads:,} threads: {threads - stopped:,} have an element, {stopped:,} are stopped by the guard"
+        f"{plural(threads, 'thread')}: {threads - stopped:,} with an element"
+        + (f", {stopped:,} stopped by the guard" if stopped else "")
         + (f"; {plural(missed, 'element')} nobody handles" if missed else ""),
     )
     columns = block * max(1, 32 // block) if block <= 32 else 32
     size = min(0.3, sheet.inner / min(columns, max(threads, n)))
     for first in range(0, max(threads, n), columns):
-        top = sheet.y + 0.2
+        top = sheet.y + (0.24 if first < threads and first % block == 0 else 0.04)
         for i in range(first, min(first + columns, max(threads, n))):
             _thread_cell(sheet, i, sheet.left + (i - first) * size, top, size, n, block, threads)
-        sheet.y = top + size + 0.1
+        sheet.y = top + size
     entries: list[tuple[str, dict[str, Any]]] = [
         (
             "one thread, one element; colours change with the block",
@@ -103,7 +105,11 @@ def _thread_cell(
     if size > 0.2 and i < n:
         sheet.text(x + size / 2, y + size / 2, str(i), size=7, ha="center", width=size - 0.03)
     label = f"block {i // block}"
-    if i < threads and i % block == 0 and text_width(label, look.SMALL_SIZE) + 0.08 <= size * block:
+    if (
+        i < threads
+        and i % block == 0
+        and text_width(label, look.SMALL_SIZE) + 0.08 <= size * max(block, 4 // threads)
+    ):
         sheet.text(x + inset, y - 0.09, label, size=look.SMALL_SIZE, color=hue.line, bold=False)
 
 
@@ -158,8 +164,9 @@ def byte_strip(
         for x, to in ((sheet.left + low * scale, sheet.left), (sheet.left + high * scale, sheet.right)):
             sheet.line((x, x), (first, first + 0.34), color=look.INK)
             sheet.line((x, x, to), (sheet.y + 0.02, sheet.y + 0.08, bottom), color=look.MUTED, dashed=True)
-        sheet.text((sheet.left + sheet.right) / 2, bottom - 0.02, f"bytes {low:,} to {high:,}, magnified",
-                   size=look.SMALL_SIZE, ha="center", color=look.MUTED)  # fmt: skip
+        label = f"bytes {low:,} to {high:,}, magnified"
+        on_paper(sheet.text(sheet.left + 0.45 * sheet.inner, bottom - 0.06, label, size=look.SMALL_SIZE,
+                            ha="center", color=look.MUTED))  # fmt: skip
         sheet.y = bottom + 0.1
         _strip(sheet, parts, kinds, low, high)
     entries: list[tuple[str, dict[str, Any]]] = [
@@ -198,7 +205,7 @@ def _strip(sheet: Sheet, parts: Sequence[Segment], kinds: list[str], low: int, h
     """Draw the bytes [low, high) over the width of the sheet, with names inside or under the strip."""
     scale, top, tall = sheet.inner / (high - low), sheet.y, 0.34
     sheet.box(sheet.left, top, sheet.inner, tall, fill=look.WASTE, hatch=look.HATCH)
-    outside: list[tuple[float, str]] = []
+    outside: list[tuple[float, str, float]] = []
     for part in parts:
         if part.stop < low or part.start > high or (part.stop == low < part.start) or part.start == high:
             continue
@@ -212,7 +219,7 @@ def _strip(sheet: Sheet, parts: Sequence[Segment], kinds: list[str], low: int, h
         if len(name) >= min(len(drawable(part.name)), 9):
             sheet.text(x + wide / 2, top + tall / 2, name, size=look.SMALL_SIZE, ha="center").set_zorder(3)  # type: ignore[union-attr]
         else:
-            outside.append((x + wide / 2, drawable(part.name)))
+            outside.append((x + wide / 2, drawable(part.name), wide))
     sheet.y = top + tall
     _names_below(sheet, outside)
     for x, byte, ha in ((sheet.left, low, "left"), (sheet.right, high, "right")):
@@ -220,39 +227,32 @@ def _strip(sheet: Sheet, parts: Sequence[Segment], kinds: list[str], low: int, h
     sheet.y += 0.2
 
 
-def _names_below(sheet: Sheet, names: Sequence[tuple[float, str]], rows: int = 3) -> None:
-    """Write names under their places with leader lines, in at most `rows` rows; count those left out."""
-    left, size = len(names), look.SMALL_SIZE
-    at = 0
-    top = sheet.y
-    for _ in range(rows):
-        room, row = sheet.inner, []
-        while at < left:
-            text = shortened(names[at][1], 1.7, size)
-            need = text_width(text, size) + 0.14
-            if need > room:
-                break
+def _names_below(sheet: Sheet, names: Sequence[tuple[float, str, float]]) -> None:
+    """Name places under the strip, with leader lines: of (x, name, extent) the largest that fit into one row."""
+    size, gap, room = look.SMALL_SIZE, 0.14, sheet.inner
+    row: list[tuple[float, str]] = []
+    for x, name, _ in sorted(names, key=lambda entry: -entry[2]):
+        text = shortened(name, 1.5, size)
+        need = text_width(text, size) + gap
+        if need <= room:
             room -= need
-            row.append((names[at][0], text))
-            at += 1
-        if not row:
-            break
-        widths = [text_width(text, size) for _, text in row]
-        middles = spread([x for x, _ in row], widths, sheet.left, sheet.right, 0.13)
-        y = sheet.y + 0.27
+            row.append((x, text))
+    if row:
+        middles = spread(
+            [x for x, _ in row], [text_width(text, size) for _, text in row], sheet.left, sheet.right, gap
+        )
+        top, y = sheet.y, sheet.y + 0.27
         for (x, text), middle in zip(row, middles, strict=True):
             sheet.line(
                 (x, x, middle, middle), (top, top + 0.04, y - 0.12, y - 0.07), color=look.RULE, above=0.5
             )
-            sheet.text(middle, y, text, size=size, ha="center").set_bbox(  # type: ignore[union-attr]
-                {"facecolor": look.PAPER, "edgecolor": "none", "pad": 0.6}
-            )
+            sheet.text(middle, y, text, size=size, ha="center")
         sheet.y = y + line_height(size) / 2
-    if at < left:
-        sheet.y += 0.04
-        sheet.text(
-            sheet.left + 1.6, sheet.y + 0.1 - 0.04, f"and {left - at:,} more", size=size, color=look.MUTED
-        )
+    left = len(names) - len(row)
+    if left:
+        middle = (sheet.left + sheet.right) / 2
+        text = f"{plural(left, 'more part')} too thin to name"
+        sheet.text(middle, sheet.y + 0.1, text, size=size, color=look.MUTED, ha="center")
 
 
 @in_one_look
@@ -286,8 +286,15 @@ def row_column_major(shape: tuple[int, int]) -> AltFigure:
     step = min(size, sheet.inner / count)
     sheet.text(sheet.left, sheet.y + 0.08, "memory", color=look.MUTED, size=look.SMALL_SIZE)
     for i in range(count):
-        _numbered(sheet, i, sheet.left + i * step, sheet.y + 0.2, step, size, columns)
-    sheet.y += 0.2 + size + 0.24
+        _numbered(sheet, i, sheet.left + i * step, sheet.y + 0.2, step, size, columns, _fits(count - 1, step))
+    sheet.y += 0.2 + size + 0.1
+    if not _fits(count - 1, step):
+        for i in range(0, count, columns):
+            sheet.text(
+                sheet.left + (i + 0.5) * step, sheet.y, str(i), size=7.5, ha="center", color=look.MUTED
+            )
+        sheet.y += 0.12
+    sheet.y += 0.14
     top, middle = sheet.y, sheet.left + sheet.inner / 2
     for x, title, detail in (
         (sheet.left, f"row-major ({rows}, {columns})", f"element (r, c) at r * {columns} + c"),
@@ -307,10 +314,17 @@ def row_column_major(shape: tuple[int, int]) -> AltFigure:
     )
 
 
-def _numbered(sheet: Sheet, i: int, x: float, y: float, wide: float, tall: float, columns: int) -> None:
+def _fits(number: int, width: float) -> bool:
+    return text_width(str(number), look.SMALL_SIZE) <= width - 0.02
+
+
+def _numbered(
+    sheet: Sheet, i: int, x: float, y: float, wide: float, tall: float, columns: int, number: bool = True
+) -> None:
     hue = look.hue(i // columns)
     sheet.box(x + 0.01, y + 0.01, wide - 0.02, tall - 0.02, fill=hue.fill, edge=hue.line)
-    sheet.text(x + wide / 2, y + tall / 2, str(i), size=look.SMALL_SIZE, ha="center", width=wide)
+    if number:
+        sheet.text(x + wide / 2, y + tall / 2, str(i), size=look.SMALL_SIZE, ha="center")
 
 
 @in_one_look
@@ -354,7 +368,8 @@ def grid(
     cell = min(0.5, (look.FIGURE_WIDTH - left - 1.3) / matrix.shape[1], 5.0 / matrix.shape[0])
     tall, wide = max(0.4, cell * matrix.shape[0]), max(0.4, cell * matrix.shape[1])
     figure, (axes,) = plot_page(
-        title, subtitle, height=tall, left=left, right=look.FIGURE_WIDTH - left - wide,
+        title, subtitle, height=tall, above=0.2 if value_label else 0.0, left=left,
+        right=look.FIGURE_WIDTH - left - wide,
         bottom=0.5 + column_room(columns, wide / matrix.shape[1]),
     )  # fmt: skip
     shade(axes, matrix, value_range(matrix), numbers=cell)
@@ -378,7 +393,7 @@ def value_range(matrix: Any) -> Normalize:
     return Normalize(low, high if high > low else low + 1)
 
 
-def shade(axes: Any, matrix: Any, norm: Normalize, numbers: float = 0.0) -> None:
+def shade(axes: Any, matrix: Any, norm: Normalize, numbers: float = 0.0, form: str = ".2g") -> None:
     """Draw a matrix as shades, NaN hatched, with numbers in cells of `numbers` inches if they fit."""
     axes.set_facecolor(look.WASTE)
     axes.patch.set_hatch(look.HATCH)
@@ -389,7 +404,7 @@ def shade(axes: Any, matrix: Any, norm: Normalize, numbers: float = 0.0) -> None
         axes.spines[side].set(visible=True, color=look.RULE)
     axes.tick_params(length=0)
     texts = (
-        {(r, c): f"{matrix[r, c]:.2g}" for r, c in np.argwhere(np.isfinite(matrix))}
+        {(r, c): f"{matrix[r, c] + 0.0:{form}}" for r, c in np.argwhere(np.isfinite(matrix))}
         if matrix.size <= 400
         else {}
     )
@@ -422,7 +437,7 @@ def name_axis(axes: Any, which: str, names: Sequence[str], count: int, length: f
     ticks = list(range(0, count, every))
     setter = axes.set_xticks if which == "x" else axes.set_yticks
     setter(ticks, [texts[k] for k in ticks], rotation=90 if upright else 0, parse_math=False)
-    room = max(length, 1.2) if which == "y" else look.FIGURE_WIDTH - 2.5
+    room = length + 0.1 if which == "y" else look.FIGURE_WIDTH - 2.5
     text = shortened(drawable(label), room, look.TEXT_SIZE)
     (axes.set_xlabel if which == "x" else axes.set_ylabel)(text)
 
@@ -442,5 +457,5 @@ def scale_bar(figure: AltFigure, axes: Any, norm: Normalize, label: str) -> None
         bar.spines[side].set(visible=True, color=look.RULE)
     room = width - (place.x1 * width + 0.15) - 0.1
     text = shortened(drawable(label), max(0.5, min(room, 2.5)), look.SMALL_SIZE)
-    figure.text(place.x1 + 0.15 / width, place.y1 + 0.1 / height, text, fontsize=look.SMALL_SIZE,
+    figure.text(place.x1 + 0.15 / width, place.y1 + 0.19 / height, text, fontsize=look.SMALL_SIZE,
                 color=look.MUTED, ha="left", va="center", parse_math=False)  # fmt: skip

@@ -128,11 +128,14 @@ def _has_glyph(character: str, mono: bool) -> bool:
 def drawable(text: object, *, mono: bool = False) -> str:
     """`text` in one line, with what the font can not draw written as its code point (``U+1F642``)."""
     marks = {"\n": "↵", "\t": "⇥", "\r": "␍"}
-    out = []
+    out: list[str] = []
     for character in str(text):
         character = marks.get(character, character)
-        plain = character.isprintable() and _has_glyph(character, mono)
-        out.append(character if plain else f"U+{ord(character):04X}")
+        if character.isprintable() and _has_glyph(character, mono):
+            out.append(character)
+        else:
+            gap = " " if out and out[-1].startswith(("U+", " U+")) else ""
+            out.append(f"{gap}U+{ord(character):04X}")
     return "".join(out)
 
 
@@ -140,13 +143,21 @@ def shortened(text: str, width: float, size: float, *, mono: bool = False, bold:
     """`text`, cut in its middle with an ellipsis until it fits into `width` inches; "" if nothing fits."""
     if text_width(text, size, mono=mono, bold=bold) <= width:
         return text
-    for keep in range(min(len(text) - 1, 200), 0, -1):
-        head = (keep + 1) // 2
-        tail = keep - head
-        short = text[:head].rstrip() + "…" + (text[-tail:].lstrip() if tail else "")
-        if text_width(short, size, mono=mono, bold=bold) <= width:
-            return short
-    return ""
+
+    def cut(keep: int) -> str:
+        head, tail = (keep + 1) // 2, keep // 2
+        return text[:head].rstrip() + "…" + (text[-tail:].lstrip() if tail else "")
+
+    def fits(keep: int) -> bool:
+        return text_width(cut(keep), size, mono=mono, bold=bold) <= width
+
+    low, high = 0, min(len(text) - 1, 200)  # keeping `low` characters fits, or is nothing
+    if width < 1.2 * size / 72:  # not even one character and the ellipsis
+        return ""
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return cut(low) if low else ""
 
 
 def wrapped(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
@@ -267,7 +278,7 @@ class Sheet:
     def key(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Draw a row of swatches with their meaning; each entry is (text, keywords of ``box``)."""
         x, size = self.left, look.SMALL_SIZE
-        self.y += 0.1
+        self.y += 0.16
         for text, style in entries:
             need = 0.3 + text_width(drawable(text), size) + 0.22
             if x > self.left and x + need - 0.22 > self.right:
@@ -294,6 +305,13 @@ class Sheet:
         return self.figure
 
 
+def on_paper(text: Text | None) -> None:
+    """Give a text a background of paper, where a line passes behind it."""
+    if text is not None:
+        text.set_bbox({"facecolor": look.PAPER, "edgecolor": "none", "pad": 1.2})
+        text.set_zorder(4)
+
+
 def new_figure(width: float, height: float) -> AltFigure:
     """An empty figure on the course's paper, known to no global state."""
     figure = AltFigure(figsize=(width, height), facecolor=look.PAPER)
@@ -317,7 +335,7 @@ def write_heading(
 
 def plot_page(
     title: str, subtitle: str = "", *, height: float = 2.9, left: float = 0.75, right: float = 0.3,
-    bottom: float = 0.55, columns: int = 1, rows: int = 1, gap: tuple[float, float] = (0.5, 0.5),
+    bottom: float = 0.55, above: float = 0.0, columns: int = 1, rows: int = 1, gap: tuple[float, float] = (0.5, 0.5),
 ) -> tuple[AltFigure, list[Axes]]:  # fmt: skip
     """A figure with a heading and axes under it, laid out in inches.
 
@@ -327,6 +345,8 @@ def plot_page(
         Height of one row of axes in inches.
     left, right, bottom : float
         Room beside and under the axes for their labels.
+    above : float
+        Room under the heading, for what stands over the axes.
     columns, rows : int
         The axes, given row by row.
     gap : (float, float)
@@ -334,6 +354,7 @@ def plot_page(
     """
     width = look.FIGURE_WIDTH
     head = write_heading(lambda *_, **__: None, 0, MARGIN, width - 2 * MARGIN, title, subtitle)
+    head += above
     total = head + rows * height + (rows - 1) * gap[1] + bottom
     figure = new_figure(width, total)
 
@@ -381,6 +402,12 @@ def byte_count(value: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size.is_integer() else f"{size:.3g} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A number and its unit: ``8,192 bytes``, ``33 TB/s``."""
+    number = amount(value)
+    return number + unit if number[-1].isalpha() and unit[:1].isupper() else f"{number} {unit}".rstrip()
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

@@ -12,7 +12,6 @@ from .. import look
 from .canvas import (
     AltFigure,
     Sheet,
-    amount,
     drawable,
     in_one_look,
     line_height,
@@ -23,6 +22,7 @@ from .canvas import (
     shortened,
     spread,
     text_width,
+    with_unit,
 )
 
 
@@ -122,11 +122,13 @@ def reduction_tree(
     adds = sum(len(one) for one in steps)
     sheet.title(
         title,
-        f"{plural(len(steps), 'round')}, {plural(adds, 'combination')} of {plural(cells, 'cell')}. A thick arrow "
-        "falls on the cell that is written; thin lines come from what was read.",
+        f"{plural(len(steps), 'round')}, {plural(adds, 'combination')} of {plural(cells, 'cell')}. Thick: the cell "
+        "that is written. Thin: a cell read.",
     )
     x0 = sheet.left + 0.85
     size = min(0.42, (sheet.right - x0) / cells)
+    threads = {step.thread for one in steps for step in one}
+    letter = "t" if text_width(f"t{max(threads)}", 7.5) <= size - 0.02 else ""
     _cell_row(sheet, x0, size, cells, {k: "" for k in range(cells)}, "start", "")
     live = set(range(cells))
     for number, one in enumerate(steps, 1):
@@ -141,11 +143,14 @@ def reduction_tree(
             sheet.arrow((x, sheet.y - 0.13), (x, sheet.y + 0.01), color=look.BLUE.line)
         live -= {read for step in one for read in step.reads}
         live |= {step.target for step in one}
-        marks = {step.target: f"t{step.thread}" for step in one}
+        marks = {step.target: f"{letter}{step.thread}" for step in one}
         _cell_row(sheet, x0, size, cells, marks, f"round {number}", plural(len(one), "thread"), live)
     sheet.key(
         [
-            ("written in this round (t3: by thread 3)", {"fill": look.BLUE.fill, "edge": look.BLUE.line}),
+            (
+                f"written in this round ({letter}3: by thread 3)",
+                {"fill": look.BLUE.fill, "edge": look.BLUE.line},
+            ),
             ("holds a part of the sum", {"fill": look.PAPER, "edge": look.MUTED}),
             ("used up", {"fill": look.WASTE, "hatch": look.HATCH}),
         ]
@@ -161,6 +166,9 @@ def _cell_row(
     sheet: Sheet, x0: float, size: float, cells: int, marks: dict[int, str], label: str, detail: str,
     live: set[int] | None = None,
 ) -> None:  # fmt: skip
+    every = 1 if text_width(str(cells - 1), 7.5) <= size - 0.02 else 4
+    if every > 1 and live is None:
+        sheet.y += 0.16
     top, tall = sheet.y, 0.26
     sheet.text(sheet.left, top + (0.06 if detail else tall / 2), label, size=look.SMALL_SIZE, bold=True)
     if detail:
@@ -173,8 +181,10 @@ def _cell_row(
             style = {"fill": look.BLUE.fill, "edge": look.BLUE.line}
         sheet.box(x0 + k * size + size * 0.05, top, size * 0.9, tall, **style)
         text = str(k) if live is None else marks.get(k, "")
-        if text and text_width(text, 7.5) <= size - 0.02:
+        if every == 1:
             sheet.text(x0 + (k + 0.5) * size, top + tall / 2, text, size=7.5, ha="center")
+        elif live is None and k % every == 0:
+            sheet.text(x0 + (k + 0.5) * size, top - 0.09, text, size=7.5, ha="center", color=look.MUTED)
     sheet.y = top + tall
 
 
@@ -261,7 +271,7 @@ def measured_bars(rows: Sequence[Measured], *, title: str = "Measured, and the f
 def _with_unit(value: float, unit: str) -> str:
     if np.isnan(value):
         return "not measured here"
-    return f"{amount(value)} {unit}".rstrip()
+    return with_unit(value, unit)
 
 
 @dataclass(frozen=True)
@@ -312,7 +322,8 @@ def roofline(points: Sequence[Point], bandwidth: float, flops: float, *, device:
     high = max(ridge, *(x for x, _ in places)) * 4
     names = [shortened(drawable(p.name), 2.0, look.TEXT_SIZE) for p in points]
     room = max(text_width(name, look.TEXT_SIZE) for name in names)
-    sub = f"{amount(bandwidth)}B/s and {amount(flops)}FLOP/s meet at {ridge:.3g} operations a byte. {device}".strip()
+    limits = f"{with_unit(bandwidth, 'B/s')} and {with_unit(flops, 'FLOP/s')}"
+    sub = f"{limits} meet at {ridge:.3g} operations a byte. {device}".strip()
     figure, (axes,) = plot_page(
         "Roofline: memory or arithmetic, whichever is less", sub, left=0.85, right=room + 0.5
     )

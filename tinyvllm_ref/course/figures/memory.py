@@ -14,7 +14,6 @@ from .arrays import Segment, byte_strip
 from .canvas import (
     AltFigure,
     Sheet,
-    amount,
     byte_count,
     drawable,
     in_one_look,
@@ -24,6 +23,7 @@ from .canvas import (
     plural,
     shortened,
     text_width,
+    with_unit,
 )
 
 WARP = 32
@@ -165,9 +165,9 @@ def threads_over_addresses(
     wanted = sum(one.sizes)
     sheet = Sheet()
     sheet.title(
-        f"Warp {warp} of block {block} and {array}: line {one.line}, {one.kind}",
-        f"{plural(len(one.threads), 'thread')} ask for {wanted:,} bytes. "
-        f"{plural(len(sectors), 'sector')} of 32 bytes move ({moved:,} bytes); fewest possible: {one.fewest_sectors}.",
+        f"Line {one.line}, {one.kind} of {array}: warp {warp} of block {block}",
+        f"Asked for: {wanted:,} bytes, by {plural(len(one.threads), 'thread')}. Moved: "
+        f"{plural(len(sectors), 'sector')} of 32 bytes ({moved:,} bytes); fewest possible: {one.fewest_sectors}.",
     )
     cell = sheet.inner / WARP
     sheet.text(sheet.left, sheet.y + 0.05, "threads", size=look.SMALL_SIZE, color=look.MUTED)
@@ -219,7 +219,6 @@ def _sector_row(
         end = x + text_width(label, 7.5, mono=True)
         if x > labelled + 0.1 and end <= sheet.right + 0.05:
             sheet.text(x, top + tall + 0.1, label, size=7.5, mono=True, color=look.MUTED)
-            sheet.line((x, x), (top + tall, top + tall + 0.04), color=look.MUTED)
             labelled = end
         x += wide
     byte = wide / SECTOR
@@ -267,9 +266,9 @@ def bank_conflicts(
     extra = sum(one.turns - 1 for one in requests)
     sheet = Sheet()
     sheet.title(
-        f"Banks of shared memory: {array}, line {worst.line}, {worst.kind}",
-        f"The worst of {plural(len(requests), 'request')} of warp {warp} takes {plural(worst.turns, 'turn')}; one "
-        f"is the fewest. Together {plural(extra, 'extra turn')}.",
+        f"Line {worst.line}, {worst.kind} of {array}: the banks of shared memory",
+        f"The slowest request of warp {warp} takes {plural(worst.turns, 'turn')}; one is the fewest. All its "
+        f"requests together ({len(requests):,}): {plural(extra, 'extra turn')}.",
     )
     x0 = sheet.left + 0.5
     cell = (sheet.right - x0) / BANKS
@@ -348,20 +347,20 @@ def memory_hierarchy(levels: Sequence[Level], *, source: str) -> AltFigure:
                 )
     known = [level.bandwidth for level in levels if level.bandwidth is not None]
     sheet = Sheet()
-    sheet.title("Memory: small and near is fast", "Bars: bandwidth. Each tenfold step is one length on.")
+    sheet.title("Memory: small and near is fast", "The bars show bandwidth on a logarithmic scale.")
     floor = np.log10(min(known, default=1.0)) - 0.5
     span = max(0.1, np.log10(max(known, default=1.0)) - floor)
     x1, x2 = sheet.left + 1.75, sheet.left + 2.85
     for k, level in enumerate(levels):
         hue, y = look.hue(k), sheet.y
-        sheet.text(sheet.left, y + 0.13, level.name, bold=True, width=1.7)
+        sheet.text(sheet.left, y + 0.13, level.name, bold=True, width=1.6)
         sheet.text(x1, y + 0.13, byte_count(level.size), color=look.INK)
         if level.bandwidth is None:
             sheet.text(x2, y + 0.13, "bandwidth not known", color=look.MUTED)
         else:
             wide = 2.9 * float(np.log10(level.bandwidth) - floor) / span
             sheet.box(x2, y + 0.02, wide, 0.22, fill=hue.fill, edge=hue.line)
-            sheet.text(x2 + wide + 0.08, y + 0.13, f"{amount(level.bandwidth)}B/s")
+            sheet.text(x2 + wide + 0.08, y + 0.13, with_unit(level.bandwidth, "B/s"))
         if level.note:
             sheet.text(
                 sheet.left, y + 0.34, level.note, size=look.SMALL_SIZE, color=look.MUTED, width=sheet.inner
@@ -371,7 +370,7 @@ def memory_hierarchy(levels: Sequence[Level], *, source: str) -> AltFigure:
     sheet.note(f"Source: {source}")
     says = ", ".join(
         f"{level.name} {byte_count(level.size)}"
-        + ("" if level.bandwidth is None else f" at {amount(level.bandwidth)}B/s")
+        + ("" if level.bandwidth is None else f" at {with_unit(level.bandwidth, 'B/s')}")
         for level in levels
     )
     return sheet.finish(f"Levels of memory: {says}.")
@@ -457,11 +456,12 @@ def memory_map(
     wasted = {name: _waste(steps, block_size) for name, steps in panels.items()}
     blocks = max(len(steps[0]) for steps in panels.values())
     sub = "; ".join(
-        f"{name + ': ' if name else ''}{share:.0%} of reserved slots hold no token"
+        f"{name + ': ' if name else ''}"
+        + ("nothing is reserved" if np.isnan(share) else f"{share:.0%} of the reserved slots hold no token")
         for name, share in wasted.items()
     )
     figure, all_axes = plot_page(title, sub, rows=len(panels), height=float(np.clip(0.16 * blocks, 1.1, 2.6)),
-                                 gap=(0.5, 0.62), left=0.75)  # fmt: skip
+                                 gap=(0.5, 0.62), left=0.75, above=0.14 if any(panels) else 0.0)  # fmt: skip
     owners = list(dict.fromkeys(
         use.owner for steps in panels.values() for step in steps for use in step if use is not None
     ))  # fmt: skip
@@ -484,7 +484,7 @@ def _waste(steps: History, block_size: int) -> float:
         if not 0 <= use.used <= block_size:
             raise ValueError(f"{use.owner}: {use.used} slots used in a block of {block_size}")
     reserved = len(uses) * block_size
-    return 1 - sum(use.used for use in uses) / reserved if reserved else 0.0
+    return 1 - sum(use.used for use in uses) / reserved if reserved else float("nan")
 
 
 def _draw_blocks(axes: Any, steps: History, block_size: int, owners: list[str]) -> None:
@@ -510,15 +510,17 @@ def _draw_blocks(axes: Any, steps: History, block_size: int, owners: list[str]) 
     )
     axes.add_collection(PolyCollection(used, facecolor=colours, edgecolor=colours, linewidth=0.3))
     axes.set(xlim=(0, len(steps)), ylim=(count, 0))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    shown = range(0, count, -(-count // 8))
+    axes.set_yticks([b + 0.5 for b in shown], [str(b) for b in shown])
     width, height = axes.figure.get_size_inches() * np.array(axes.get_position().bounds[2:])
     for (b, owner), at in runs.items():
         room = (_first_run(at) / len(steps)) * width - 0.04
         name = drawable(owner)
         if height / count > 0.11 and text_width(name, 7) <= room:
-            axes.text(at[0] + 0.04 / width * len(steps), b + 0.5, name, fontsize=7, va="center", parse_math=False,
-                      color=look.hue(owners.index(owner)).line, weight="bold", zorder=4)  # fmt: skip
+            fill = look.hue(owners.index(owner)).fill
+            axes.text(at[0] + 0.05 / width * len(steps), b + 0.5, name, fontsize=7, va="center", zorder=4,
+                      parse_math=False, bbox={"facecolor": fill, "edgecolor": "none", "pad": 0.8})  # fmt: skip
 
 
 def _first_run(at: Sequence[int]) -> int:
@@ -577,7 +579,7 @@ def lifetimes(buffers: Sequence[Lifetime], offsets: Sequence[int], total: int | 
     figure, axes = plot_page(
         "Lifetimes of the buffers, before and after packing",
         f"Apart {byte_count(alone[-1])}, packed {byte_count(packed)}: {saved:.0%} less.",
-        columns=2, left=0.95, gap=(0.35, 0.5), height=3.1,
+        columns=2, above=0.14, left=0.95, gap=(0.35, 0.5), height=3.1,
     )  # fmt: skip
     for one_axes, starts, name in (
         (axes[0], alone[:-1], "each by itself"),

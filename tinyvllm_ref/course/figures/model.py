@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -70,12 +72,13 @@ def attention_map(
     left = 0.55 + max(0.2, widest)
     cell = min(0.46, (look.FIGURE_WIDTH - left - 1.3) / keys)
     wide, tall = max(cell * keys, 0.5), max(cell * queries, 0.5)
-    figure, (axes,) = plot_page(title, "Row: the token that reads. Column: the token read.", height=tall, left=left,
+    figure, (axes,) = plot_page(title, "Row: the token that reads. Column: the token read.", above=0.2,
+                                height=tall, left=left,
                                 right=look.FIGURE_WIDTH - left - wide,
                                 bottom=0.55 + column_room(names, wide / keys))  # fmt: skip
     top = np.nanmax(matrix) if np.isfinite(matrix).any() else 1.0
     norm = Normalize(0, float(top) if top > 0 else 1.0)
-    shade(axes, matrix, norm, numbers=cell)
+    shade(axes, matrix, norm, numbers=cell, form=".2f")
     name_axis(axes, "x", names, keys, wide, "key")
     name_axis(axes, "y", names[keys - queries :], queries, tall, "query")
     scale_bar(figure, axes, norm, "weight")
@@ -120,7 +123,7 @@ def attention_heads(
     lines = -(-heads // columns)
     size = min(1.6, (look.FIGURE_WIDTH - 1.0 - (columns - 1) * 0.14) / columns)
     figure, all_axes = plot_page(
-        title, "Row: the token that reads. Column: the token read. Masked places are hatched.", rows=lines,
+        title, "Row: the token that reads. Column: the token read. Masked places are hatched.", rows=lines, above=0.2,
         columns=columns, height=size, left=0.22, gap=(0.14, 0.3), bottom=0.22,
         right=look.FIGURE_WIDTH - 0.22 - columns * size - (columns - 1) * 0.14,
     )  # fmt: skip
@@ -380,10 +383,13 @@ def token_strip(
 
 def _token_text(token: bytes) -> tuple[str, bool]:
     """What to write for a token, and whether its bytes are no text by themselves."""
-    try:
-        text = token.decode("utf-8")
-    except UnicodeDecodeError:
-        return token.hex(" ").upper(), True
+    text = token.decode("utf-8", errors="surrogateescape")
+    if not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text):
+        pieces = re.split("([\udc80-\udcff]+)", text)
+        hexes = [" ".join(f"{ord(c) - 0xDC00:02X}" for c in piece) for piece in pieces[1::2]]
+        plain = [drawable(piece.replace(" ", "␣"), mono=True) for piece in pieces[::2]]
+        mixed = [part for pair in zip_longest(plain, hexes, fillvalue="") for part in pair if part]
+        return " ".join(mixed), True
     return drawable(text.replace(" ", "␣"), mono=True) or "∅", False
 
 
@@ -436,7 +442,7 @@ def merge_tree(symbols: Sequence[str], merges: Sequence[tuple[str, str]], *, tit
             )
         now = after
         levels.append(list(now))
-    tokens = " ".join(drawable(text) for text, _, _ in now)
+    tokens = " ".join(drawable(text.replace(" ", "␣")) for text, _, _ in now)
     count = f"{plural(len(symbols), 'symbol')}, {plural(len(merges), 'merge')}, {plural(len(now), 'token')}"
     sheet.title(title or "Merges, lowest rank first", f"{count}: {tokens}")
     _draw_merges(sheet, levels, joins, cell)

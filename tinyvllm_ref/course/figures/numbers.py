@@ -203,16 +203,20 @@ def error_lines(
     need_some("error_lines(x)", points, "point")
     need_some("error_lines(lines)", lines, "line")
     need_at_most("error_lines(lines)", len(lines), 8, "lines")
+    need_at_most("error_lines(marks)", len(marks or {}), 5, "marks")
     series = {str(name): np.asarray(y, np.float64).reshape(-1) for name, y in lines.items()}
     for name, y in series.items():
         if y.shape != points.shape:
             raise ValueError(f"error_lines: {name!r} has {y.size} values for {points.size} points of x")
     heading = title or f"{ylabel} over {xlabel}"
     room = max(text_width(shortened(drawable(name), 1.9, look.TEXT_SIZE), look.TEXT_SIZE) for name in series)
-    figure, (axes,) = plot_page(heading, subtitle, left=0.85, right=room + 0.35)
+    figure, (axes,) = plot_page(
+        heading, subtitle, left=0.85, right=room + 0.35, above=0.19 * len(marks or {})
+    )
     axes.set_xscale("log" if log_x else "linear")
     axes.set_yscale("log" if log_y else "linear")
-    axes.set(xlabel=drawable(xlabel), ylabel=shortened(drawable(ylabel), 2.8, look.TEXT_SIZE))
+    axes.set_xlabel(shortened(drawable(xlabel), 5.0, look.TEXT_SIZE), parse_math=False)
+    axes.set_ylabel(shortened(drawable(ylabel), 2.8, look.TEXT_SIZE), parse_math=False)
     axes.grid(color=look.GREY.fill, linewidth=0.7)
     axes.set_axisbelow(True)
     for k, (_name, y) in enumerate(series.items()):
@@ -220,6 +224,7 @@ def error_lines(
         axes.plot(points[shown], y[shown], color=look.hue(k).line, ls=_STYLES[k % len(_STYLES)],
                   marker="o" if shown.sum() <= 20 else None, markersize=4)  # fmt: skip
     _calm_ticks(axes)
+    axes.autoscale_view()  # else the ends are placed on limits of before
     _end_labels(figure, axes, list(series))
     _mark_labels(axes, marks or {})
     figure.alt_text = f"{heading}: {'; '.join(_in_words(name, points, y) for name, y in series.items())}."
@@ -270,5 +275,6 @@ def _mark_labels(axes: Any, marks: Mapping[str, float]) -> None:
         scaled = np.log([low, x, high]) if axes.get_xscale() == "log" else np.array([low, x, high])
         right_half = (scaled[1] - scaled[0]) / (scaled[2] - scaled[0]) > 0.5
         axes.annotate(shortened(drawable(text), 2.0, look.SMALL_SIZE), (x, 1), xycoords=("data", "axes fraction"),
-                      xytext=(-4 if right_half else 4, -7 - 12 * k), textcoords="offset points", color=look.MUTED,
-                      ha="right" if right_half else "left", va="center", fontsize=look.SMALL_SIZE)  # fmt: skip
+                      xytext=(4 if right_half else -4, 7 + 13 * k), textcoords="offset points", color=look.MUTED,
+                      ha="right" if right_half else "left", va="center", fontsize=look.SMALL_SIZE,
+                      parse_math=False)  # fmt: skip

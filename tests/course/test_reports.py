@@ -1,0 +1,140 @@
+"""Reports, hints and tables: everything is said in both forms, and nothing of the learner's text is markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tinyvllm_ref.course.reports import EngineReport, HintCard, Report, Table, WrongStory, markdown
+
+EVIL = "<script>alert('x')</script> & \"quoted\" {{ 7 * 7 }} {% raw %}"
+
+
+def report(**changes: Any) -> Report:
+    values: dict[str, Any] = {
+        "exercise": "06.2",
+        "title": "Sum a block with a tree",
+        "headline": "3 of 1,000 elements differ.",
+        "kind": "wrong values",
+        "case": {"n": "1000", "x": "float32 of shape (1000,)"},
+        "counts": ("3 of 1,000 elements differ", "2 NaN"),
+        "rows": (((0, 997), "0.4213", "nan"), (998, "-1.0", "0.0")),
+        "source": ((4, "    int t = 0;", False), (5, "\tscratch[t] += scratch[t + s];", True)),
+        "mistake": ("a barrier is missing", "Every round needs `__syncthreads()`."),
+        "next_step": 'hint("06.2")',
+        "groups": (("small cases", 2, 2, True), ("awkward sizes", 0, 2, False), ("clean", 0, 1, None)),
+        "notes": ("A note.",),
+        "fault_note": "thread 3 wrote it",
+    }
+    return Report(**(values | changes))
+
+
+class Reader(HTMLParser):
+    """The text of a document, its tags, and whether they close."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.text += " "
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def card() -> EngineReport:
+    return EngineReport(
+        "06", "Tree reduction", ("BLOCK_SUM_CUDA",), 20, (("BLOCK_SUM_CUDA", 1232),), ("other",), "Once",
+        "Once a cat", "Once a dog", 2, 3, 0.25,
+        (WrongStory("dropped", "The sum is small.", "Once the", 1, 0.5),
+         WrongStory("race", "No barrier.", "", 0, float("nan"), "DataRace: scratch[3]")), "A note.",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [report(), HintCard("06.2", 2, "Read **this** `code`.\n\n- one\n- two\n\n```\nx = 1\n```", note="a note"), card(),
+     HintCard("06.2", 0, "if (a < b) c();", True), Table("T", ("", "a"), (("rows", "1,024"),), ("note",))],
+)  # fmt: skip
+def test_html_closes_and_says_what_the_text_says(thing: Any) -> None:
+    page = Reader(thing._repr_html_())
+    assert not page.open
+    # Words are compared: layout and the bars of the text form differ.
+    words = set(re.findall(r"\w+", page.text))
+    missing = [word for word in re.findall(r"\w+", str(thing)) if word not in words]
+    assert not [word for word in missing if word not in ("Engine", "lesson", "With", "the", "mistake")]
+
+
+def test_nothing_of_the_learner_is_markup() -> None:
+    evil = report(
+        title=EVIL, headline=EVIL, kind=EVIL, case={EVIL: EVIL}, counts=(EVIL,), rows=((EVIL, EVIL, EVIL),),
+        source=((1, EVIL, True),), mistake=(EVIL, EVIL), next_step=EVIL, groups=((EVIL, 0, 1, None),), notes=(EVIL,),
+        fault_note=EVIL,
+    )  # fmt: skip
+    for thing in (evil, HintCard("06.2", 1, EVIL, note=EVIL), HintCard("06.2", 3, EVIL, True),
+                  Table(EVIL, (EVIL,), ((EVIL,),), (EVIL,))):  # fmt: skip
+        html = thing._repr_html_()
+        assert "<script" not in html
+        assert EVIL in Reader(html).text
+
+
+def test_text_has_no_ansi_and_fits_100_columns() -> None:
+    long = "word " * 60
+    text = report(headline=long, case={"x": long}, counts=(long,), mistake=("m", long), notes=(long,),
+                  source=((12345, "x" * 300, True),), rows=(("0", "1" * 200, "2"),)).render_text()  # fmt: skip
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_the_fault_is_marked_by_more_than_colour() -> None:
+    assert "->" in next(line for line in str(report()).splitlines() if "scratch[t + s]" in line)
+    text = Reader(report()._repr_html_()).text
+    assert text.index("→") < text.index("scratch[t + s]")
+    assert "thread 3 wrote it" in text
+
+
+def test_a_report_of_nothing_but_a_headline() -> None:
+    plain = Report("06.1", "Race", "Not filled in yet.", "not filled in")
+    assert str(plain) == "06.1 Race: not filled in\nNot filled in yet."
+    assert "Smallest failing case" not in plain._repr_html_()
+    assert "tv-todo" in plain._repr_html_()
+
+
+def test_markdown() -> None:
+    html = markdown("One `a < b`\nline.\n\n- x\n- **y**\n\n```c\nif (a < b)\n```")
+    assert html == (
+        "<p>One <code>a &lt; b</code> line.</p>\n<ul><li>x</li><li><b>y</b></li></ul>\n"
+        '<pre class="tv-code"><span>if (a &lt; b)</span></pre>'
+    )
+
+
+def test_a_table_sets_numbers_to_the_right_and_refuses_ragged_rows() -> None:
+    text = str(Table("Bytes", ("", "read"), (("naive", "16,384"), ("tree", "64"))))
+    assert text.splitlines() == ["Bytes", "           read", "  naive  16,384", "  tree       64"]
+    with pytest.raises(ValueError, match="2 cells under 1"):
+        Table("t", ("a",), (("1", "2"),))
+
+
+def test_the_engine_card_marks_where_a_story_leaves_the_reference() -> None:
+    html = card()._repr_html_()
+    assert '<span class="tv-off">cat</span>' in html
+    assert "The engine stops: DataRace" in html
+    assert "token 3 differs" in html
+    same = EngineReport("06", "T", ("a",), 20, (), (), "Once", "Once a", "Once a", 3, 3, 0.0)
+    assert "equal to the bit" in str(same)
+    assert "The reference wrote" not in str(same)
+    nobody = EngineReport("06", "T", (), 20, (), ("a",), "Once", "Once a", "Once a", 3, 3, 0.0)
+    assert "joins when its check passes" in str(nobody)

@@ -1,0 +1,79 @@
+"""``tinyvllm build-lessons --class DIR``: the repository as a class gets it, without what answers the exercises."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .lessons import build_lessons
+
+# Folders and files that only an instructor has. Tests that read golden values go with them.
+LEFT_OUT = ("solutions/", "tests/")
+
+
+def make_class(root: Path, folder: Path, say: Callable[[str], None] = print) -> None:
+    """Copy what git tracks, without `LEFT_OUT`, and with lessons freshly made.
+
+    Parameters
+    ----------
+    root : Path
+        The repository.
+    folder : Path
+        Made; must not be there yet, or be empty.
+
+    Raises
+    ------
+    ValueError
+        `root` is no git repository, a tracked file is missing, or `folder` has something in it.
+    LessonError
+        A source breaks a rule.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--class {folder}: it has something in it; name a folder that is new or empty")
+    tracked = _tracked(root)
+    missing = [name for name in tracked if not os.path.lexists(root / name)]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} is tracked by git and is not there: `git restore {missing[0]}` brings it back"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Made beside its place and moved there when it is whole.
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
+        made = Path(work) / folder.name
+        made.mkdir()
+        for name in tracked:
+            _copy(root / name, made / name)
+        build_lessons(root, into=made, say=lambda line: None)
+        if folder.exists():
+            folder.rmdir()
+        os.rename(made, folder)
+    lessons = len(list((folder / "lessons").glob("*.ipynb")))
+    say(f"{folder}: {len(tracked)} files and {lessons} lessons, without {' and '.join(LEFT_OUT)}")
+
+
+def _tracked(root: Path) -> list[str]:
+    """Names of what is copied. Notebooks of lessons are not: somebody may have worked in them."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError(f"{root} is not a git repository: what belongs to it is read from git") from None
+    names = sorted(set(os.fsdecode(done.stdout).split("\0")) - {""})
+    return [
+        name
+        for name in names
+        if not name.startswith(LEFT_OUT) and not (name.startswith("lessons/") and name.endswith(".ipynb"))
+    ]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        os.symlink(os.readlink(source), target)
+    elif source.is_dir():  # a submodule: its files are another repository's
+        target.mkdir(exist_ok=True)
+    else:
+        shutil.copy2(source, target)
