@@ -19,7 +19,7 @@
 # generation of cards.
 
 # %% tags=["nbval-ignore-output"]
-from tinyvllm_ref.course import check, cp, measure, np, predict, progress, show, show_engine
+from tinyvllm_ref.course import check, cp, hint, measure, np, predict, progress, reset, show, show_engine, solution
 from tinyvllm_ref.device import describe
 
 print(describe())
@@ -50,7 +50,7 @@ print(describe())
 # | **9** | | | | 22 | | | |
 # | **31** | | | | | | | |
 #
-# Seven additions, as before, in three rounds instead of seven steps. For 1,024 numbers it is 10 rounds instead of
+# A row is what one round leaves; the cells in bold are those whose thread adds next. Seven additions, as before, in three rounds instead of seven steps. For 1,024 numbers it is 10 rounds instead of
 # 1,023 steps. This is a **tree reduction**. It relies on addition being associative,
 # $(a + b) + c = a + (b + c)$. For real numbers that is so; for `float` it is so up to rounding, and the checks below
 # allow for it.
@@ -97,6 +97,7 @@ except Exception as error:
 # at least one writes, and nothing says who comes first. On a card you get some number, often 1, with no message. The
 # emulation that this course runs on without a GPU watches every access, stops, and names both sides; read its
 # message once more: it gives the array, the two threads and the line.
+# (`__syncwarp`, which it names too, is a barrier for the 32 threads of one warp. You need none here.)
 #
 # `atomicAdd` would make it right: it does the three steps in one, and threads that meet wait in line. Thousands of
 # threads in one line are slow. A tree needs no line: in each round, every cell has one owner.
@@ -123,11 +124,14 @@ except Exception as error:
 # %% [markdown]
 # ## 06.1 · A tree with modulo
 #
-# Begin with the table above as it stands. Each block sums `blockDim.x` elements (a power of two here), the last block
+# Begin with the tree of eight numbers above, as it stands. Each block sums `blockDim.x` elements (a power of two here), the last block
 # perhaps fewer, and stores its sum in `out[blockIdx.x]`. In the round with stride `s`, thread `t` adds `cell[t + s]`
 # to `cell[t]` if `t` is a multiple of `2 * s`.
 #
-# The kernel is launched with `shared_mem = 4 * blockDim.x` bytes. You write the part between the two comments.
+# The kernel is launched with `shared_mem = 4 * blockDim.x` bytes. You write what the `TODO` asks for, in place of the
+# line under it. (A loop and `a ? b : c` in C++: see "C for Python readers" in lesson 00.)
+#
+# What you put into the cell that begins with `# Exercise 06.1` is what the check runs, by itself, on inputs of its own.
 
 # %%
 # Exercise 06.1 - a tree with modulo
@@ -143,7 +147,7 @@ extern "C" __global__ void sum_modulo(const float* x, float* out, int n) {
         if (t % (2 * s) == 0) cell[t] += cell[t + s];
         __syncthreads();
     }
-    // STUB cell[t] = 0.0f;
+    // STUB cell[t] = 0.0f;  // replace this line
     // END SOLUTION
     if (t == 0) out[blockIdx.x] = cell[0];        // x: (n,), out: (blocks,)
 }
@@ -217,7 +221,8 @@ show("06.2")
 # - **Any length:** before the tree, each thread walks along the row in steps of `blockDim.x` and adds up what it meets,
 #   in a variable of its own. No barrier is needed for that: nobody shares anything yet.
 # - **Any block size:** with an odd number of cells, the middle one has no partner and stays for the next round. With
-#   `active` cells left, `half = (active + 1) / 2` of them go on.
+#   `active` cells left, `half = (active + 1) / 2` of them go on (an integer division, which rounds down). Five cells
+#   3, 1, 4, 1, 5: `half` is 3, cell 0 gets cell 3, cell 1 gets cell 4, cell 2 has no partner, and 4, 6, 4 are left.
 #
 # One block sums one row: `x` is `(rows, n)`, `out` is `(rows,)`.
 
@@ -239,7 +244,7 @@ extern "C" __global__ void sum_rows(const float* x, float* out, int n) {
         __syncthreads();
         active = half;
     }
-    // STUB cell[t] = 0.0f;
+    // STUB cell[t] = 0.0f;  // replace this line
     // END SOLUTION
     if (t == 0) out[blockIdx.x] = cell[0];
 }
@@ -271,6 +276,10 @@ measure("06.4")
 
 # %% tags=["nbval-ignore-output"]
 measure("06.1", "06.2")
+
+# %% [markdown]
+# Both kernels ask global memory for the same bytes, and pass the same barriers. What differs is how often a warp goes to
+# shared memory: that is the count that you predicted, times three (two reads and a write an addition), and the filling.
 
 # %% [markdown]
 # ## 06.5 · `block_sum`, for every kernel to come
@@ -305,7 +314,7 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
     float total = scratch[0];
     __syncthreads();  // nobody writes scratch again before all have read the sum
     return total;
-    // STUB return 0.0f;
+    // STUB return 0.0f;  // replace this line
     // END SOLUTION
 }
 """
@@ -342,7 +351,7 @@ extern "C" __global__ void sum_shuffle(const float* x, float* out, int n) {
         for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
         if (t == 0) out[blockIdx.x] = sum;
     }
-    // STUB if (t == 0) out[blockIdx.x] = 0.0f;
+    // STUB if (t == 0) out[blockIdx.x] = 0.0f;  // replace this line
     // END SOLUTION
 }
 """, "sum_shuffle")

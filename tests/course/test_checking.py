@@ -143,7 +143,7 @@ def test_a_name_from_elsewhere_in_the_notebook():
     source = solution_cell("06.1").replace("cp.RawKernel(", "cp.RawKernel(PREFIX + ")
     cells.record(source)
     with pytest.raises(CheckFailed) as caught:
-        check("06.1", object())
+        check("06.1")
     assert "`PREFIX`" in caught.value.report.headline
 
 
@@ -297,7 +297,7 @@ def double(x, out):
     return out
 """
     cells.record(source.lstrip("\n"))
-    check("06.1", object())
+    check("06.1")
     parts = my_engine.own_parts()
     x, out = emulation.arange(3, dtype=np.float32), emulation.empty(3, np.float32)
     assert parts.rms_norm(x, out).tolist() == [0, 2, 4]
@@ -314,7 +314,7 @@ def test_a_part_is_made_of_the_learners_own_earlier_part(monkeypatch, tmp_path, 
     exercise = double(makes={"rms_norm": "double"}, file="rms_norm.py", uses=("BLOCK_SUM_CUDA",))
     monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
     cells.record("# Exercise 06.1 - twice\nTEXT = BLOCK_SUM_CUDA\n" + RIGHT.split("\n", 2)[2])
-    check("06.1", object())
+    check("06.1")
     assert "/* mine */" in my_engine.own_parts().rms_norm.__globals__["TEXT"]
 
 
@@ -392,3 +392,101 @@ def test_reset_moves_and_loses_nothing(capsys):
     check("06.5", run_cell(solution_cell("06.5"), "BLOCK_SUM_CUDA"))
     reset("06")
     assert len(list((my_engine.folder() / "removed").iterdir())) == 4
+
+
+# ---------------- what a newcomer stumbled on
+
+
+def test_check_says_when_it_is_given_something_else(capsys):
+    run_cell(solution_cell("06.2"), "sum_halves")
+    other = emulation.RawKernel('extern "C" __global__ void sum_halves() {}', "sum_halves")
+    with pytest.raises(CheckFailed, match="something else than the cell makes"):
+        check("06.2", other)
+    cells.record(solution_cell("06.5"))
+    with pytest.raises(CheckFailed, match="something else"):
+        check("06.5", 5)
+
+
+def test_a_check_inside_of_the_answer_cell():
+    cells.record(solution_cell("06.1") + "\ncheck('06.1', sum_modulo)\n")
+    with pytest.raises(CheckFailed, match="a cell of its own"):
+        check("06.1")
+
+
+ONE_BY_ONE = """
+    extern __shared__ float cell[];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    cell[t] = i < n ? x[i] : 0.0f;
+    __syncthreads();
+    if (t == 0) {
+        float sum = 0.0f;
+        for (int k = 0; k < blockDim.x; k++) sum += cell[k];
+        out[blockIdx.x] = sum;
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    ("id", "name"), [("06.1", "sum_modulo"), ("06.2", "sum_halves"), ("06.6", "sum_shuffle")]
+)
+def test_right_sums_by_one_thread_are_not_a_tree(id, name):
+    report = failing(id, kernel_cell(ONE_BY_ONE, name, id), name)
+    assert report.kind == "not as asked"
+    assert "The sums are right" in report.headline
+
+
+def test_the_modulo_tree_is_no_answer_to_the_second_exercise():
+    source = solution_cell("06.1").replace("sum_modulo", "sum_halves").replace("06.1", "06.2")
+    assert "spread over many warps" in failing("06.2", source, "sum_halves").headline
+
+
+@pytest.mark.parametrize("stages", ["two"])
+def test_a_shuffle_sum_in_two_stages_is_right(stages, capsys):
+    body = """
+    extern __shared__ float cell[];
+    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    cell[t] = i < n ? x[i] : 0.0f;
+    __syncthreads();
+    float sum = cell[t];
+    for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(0xffffffff, sum, k);
+    __syncthreads();
+    if (t % 32 == 0) cell[t / 32] = sum;
+    __syncthreads();
+    if (t < 32) {
+        sum = t < blockDim.x / 32 ? cell[t] : 0.0f;
+        for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(0xffffffff, sum, k);
+        if (t == 0) out[blockIdx.x] = sum;
+    }
+"""
+    check("06.6", run_cell(kernel_cell(body, "sum_shuffle", "06.6"), "sum_shuffle"))
+
+
+def test_a_picture_that_has_no_room_is_said_in_a_line(capsys, monkeypatch):
+    from tinyvllm_ref.course.measuring import measure, show
+
+    body = ONE_BY_ONE.replace("int k = 0; k < blockDim.x; k++", "int k = blockDim.x - 1; k >= 0; k--")
+    monkeypatch.setattr(my_engine, "answer", lambda id: kernel_cell(body))
+    show("06.1")
+    assert "\n" not in capsys.readouterr().out.strip()
+    show("06.3")
+    measure("06.4")
+    assert (
+        capsys.readouterr().out
+        == "06.3 has no picture; lesson 06 has 06.1, 06.2\nnothing to compare yet: 06.4 has no prediction\n"
+    )
+
+
+def test_a_text_that_defines_no_block_sum():
+    report = failing(
+        "06.5",
+        '# Exercise 06.5 - x\nBLOCK_SUM_CUDA = "__device__ float sum(float v, float* s) { return v; }"\n',
+        "BLOCK_SUM_CUDA",
+    )
+    assert "defines no function `block_sum`" in report.headline
+
+
+def test_small_inputs_are_shown():
+    report = failing("06.1", kernel_cell("    out[blockIdx.x] = 0.0f;"), "sum_modulo")
+    assert report.case["x"].startswith("[")
+    states = {name: passed for name, _, _, passed in report.groups}
+    assert states["checks of memory and barriers"] is None, "nothing was found, and nothing is right"

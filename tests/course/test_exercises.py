@@ -30,7 +30,12 @@ PREDICTIONS = [
     for exercise in lesson.exercises
     if isinstance(exercise, Prediction)
 ]
-MISTAKES = [(exercise, mistake) for exercise in EXERCISES for mistake in exercise.mistakes]
+MISTAKES = [
+    (exercise, mistake, answer)
+    for exercise in EXERCISES
+    for mistake in exercise.mistakes
+    for answer in mistake.answers
+]
 
 
 def _id(value):
@@ -38,7 +43,11 @@ def _id(value):
 
 
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=_id)
-each_mistake = pytest.mark.parametrize(("exercise", "mistake"), MISTAKES, ids=_id)
+each_mistake = pytest.mark.parametrize(
+    ("exercise", "mistake", "answer"),
+    MISTAKES,
+    ids=[f"{e.id}-{m.name}-{m.answers.index(a)}" for e, m, a in MISTAKES],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +88,8 @@ def test_the_solution_passes_under_twenty_seeds(exercise):
 
 
 @each_mistake
-def test_a_mistake_is_rejected_and_named(exercise, mistake):
-    verdict = verdict_of(exercise, mistake.answer)
+def test_a_mistake_is_rejected_and_named(exercise, mistake, answer):
+    verdict = verdict_of(exercise, answer)
     assert not verdict.passed, "the check accepts it"
     assert verdict.points < sum(exercise.points.values())
     before = {id: solution(id) for id in exercise.builds_on}
@@ -91,9 +100,9 @@ def test_a_mistake_is_rejected_and_named(exercise, mistake):
 
 @pytest.mark.slow
 @each_mistake
-def test_a_mistake_is_rejected_under_twenty_seeds(exercise, mistake):
+def test_a_mistake_is_rejected_under_twenty_seeds(exercise, mistake, answer):
     for seed in range(1, 20):
-        assert not verdict_of(exercise, mistake.answer, seed).passed, seed
+        assert not verdict_of(exercise, answer, seed).passed, seed
 
 
 @each_exercise

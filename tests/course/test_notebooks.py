@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -58,3 +59,11 @@ def test_the_lesson_fails_at_its_checks_and_only_there(source, tmp_path):
     ran, failed, said = failed_cells(path, tmp_path)
     assert ran == len(code)
     assert failed == {number for number, role in enumerate(roles) if role in ("check", "predict")}, said
+
+
+@every_lesson
+def test_what_reports_tell_to_call_is_imported(source):
+    """A report ends with hint("NN.k"): a lesson that does not import it leaves its reader alone."""
+    text = source.read_text(encoding="utf-8")
+    for name in ("check", "hint", "solution"):
+        assert re.search(rf"^from tinyvllm_ref\.course import .*\b{name}\b", text, re.MULTILINE), name

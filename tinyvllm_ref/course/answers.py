@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,24 +10,8 @@ import numpy as np
 from tinyvllm_ref.assembly import Parts
 
 from . import cells, my_engine
-from .exercise import KINDS, Exercise
-from .lab import WrongAnswerType
-
-
-class NotFilledIn(Exception):
-    """The answer is still what the lesson began with."""
-
-
-class OutsideNames(NameError):
-    """An answer uses names that its cell does not make: it would not run anywhere else."""
-
-    def __init__(self, names: list[str], exercise: Exercise) -> None:
-        them = ", ".join(f"`{name}`" for name in names)
-        given = ", ".join(f"`{name}`" for name in ("np", "cp", *exercise.uses))
-        super().__init__(
-            f"the cell uses {them} from elsewhere in the notebook. An answer is saved and run on its own: "
-            f"put what it needs into the cell (it has {given})"
-        )
+from .exercise import Exercise
+from .kinds import NotFilledIn, OutsideNames, check_kind
 
 
 def given_names(exercise: Exercise, cp: Any, earlier: Parts | None = None) -> dict[str, Any]:
@@ -102,30 +85,18 @@ def make_namespace(
     return namespace
 
 
-def check_kind(exercise: Exercise, answer: Any) -> None:
-    """Raise unless the answer is the kind of thing that was asked for."""
-    wanted = KINDS[exercise.kind]
-    if answer is None or answer is Ellipsis:
-        raise NotFilledIn(f"`{exercise.answer}` is {answer}; it must be {wanted}")
-    found = type(answer).__name__
-    is_right = {
-        "kernel": hasattr(answer, "code") and callable(answer),
-        "function": callable(answer) and not isinstance(answer, type) and not hasattr(answer, "code"),
-        "class": isinstance(answer, type),
-        "source": isinstance(answer, str),
-        "value": True,
-    }[exercise.kind]
-    if not is_right:
-        raise WrongAnswerType(f"`{exercise.answer}` is {found}; it must be {wanted}")
-    if exercise.kind == "function" and exercise.arguments:
-        _check_arguments(exercise, answer)
+def same_answer(given: Any, made: Any) -> bool:
+    """Whether two answers come from the same source: kernels by their text, functions by their code."""
+    if hasattr(given, "code") and hasattr(made, "code"):
+        return bool(given.code == made.code and given.name == made.name)
+    if isinstance(given, type) and isinstance(made, type):
+        return given.__qualname__ == made.__qualname__ and vars(given).keys() == vars(made).keys()
+    if hasattr(given, "__code__") and hasattr(made, "__code__"):
+        one, other = given.__code__, made.__code__
+        return bool(one.co_code == other.co_code and one.co_names == other.co_names)
+    if type(given) is not type(made):
+        return False
+    return not isinstance(made, str) or bool(given == made)
 
 
-def _check_arguments(exercise: Exercise, answer: Any) -> None:
-    try:
-        inspect.signature(answer).bind(*exercise.arguments)
-    except TypeError:
-        raise WrongAnswerType(
-            f"`{exercise.answer}{inspect.signature(answer)}` can not be called with "
-            f"({', '.join(exercise.arguments)})"
-        ) from None
+__all__ = ["NotFilledIn", "OutsideNames", "check_kind", "given_names", "make_answer", "make_namespace"]

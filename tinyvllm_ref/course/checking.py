@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tinyvllm_ref import device, emulation
 
 from . import cells, my_engine, notebook, store
-from .answers import NotFilledIn, OutsideNames, make_namespace
+from .answers import make_namespace, same_answer
 from .course_progress import lesson_complete
 from .diagnosis import find_mistake
 from .exercise import CLEAN, Exercise, Mistake, Prediction
 from .exercises import exercise_of, lesson_of
 from .judging import CaseResult, Verdict, judge
+from .kinds import AnotherAnswer, NotFilledIn, OutsideNames
 from .lessons import stub_fingerprint
 from .reports import Report
 from .runner import Fault, describe, time_limit
@@ -21,7 +24,12 @@ SEED = 0
 """Of the inputs that a notebook's checks draw."""
 
 # What the case groups are called in a report.
-_GROUP_TITLES = {CLEAN: "nothing found by the checks of memory and barriers"}
+_GROUP_TITLES = {CLEAN: "checks of memory and barriers"}
+
+_ORDER = "Without the checks the values of this case come out right here, by luck: another order of threads would show it."
+_LUCK = {"DataRace": _ORDER, "BarrierDivergence": _ORDER}
+_NO_MATTER = "Without the checks the values of this case come out right all the same; a card may do anything."
+_WRONG_AS_WELL = "Without the checks the values are wrong as well."
 
 
 class CheckFailed(Exception):
@@ -59,13 +67,18 @@ def check(id: str, answer: Any = ...) -> None:
         source = _answer_source(exercise, answer)
         with time_limit(exercise.seconds):
             namespace = make_namespace(exercise, source, device.cp)
+        if answer is not ... and not same_answer(answer, namespace[exercise.answer]):
+            raise AnotherAnswer(
+                f"check was given something else than the cell makes that begins with `# Exercise {exercise.id}`. "
+                f"That cell is what is judged and kept: make `{exercise.answer}` there, and run it before the check"
+            )
         verdict = _judge(exercise, source, namespace[exercise.answer])
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        _fail(exercise, _report_of_error(exercise, error))
+        _fail(exercise, report_of_error(exercise, error))
     except BaseException as error:  # PythonTimeout, sys.exit() in an answer
-        _fail(exercise, _report_of_error(exercise, error))
+        _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
         mistake = find_mistake(verdict, SEED) if _was_emulated(verdict) else None
         _fail(exercise, report_of_verdict(verdict, mistake), verdict, mistake)
@@ -184,15 +197,10 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
     if fault is not None:
         headline, kind = _headline(fault), "error"
         if result.outcome.outputs is not None and fault.in_kernel:
-            notes.append(
-                "Without the checks the values of this case come out right here, by luck: another order of threads "
-                "would show it."
-                if difference is None
-                else "Without the checks the values are wrong as well."
-            )
+            notes.append(_LUCK.get(fault.kind, _NO_MATTER) if difference is None else _WRONG_AS_WELL)
     else:
         assert difference is not None
-        headline, kind = difference.headline, "wrong values"
+        headline, kind = difference.headline, "wrong values" if difference.values else "not as asked"
     counts, rows = (difference.counts, difference.rows) if difference is not None else ((), ())
     return Report(
         exercise=exercise.id,
@@ -216,31 +224,44 @@ def _headline(fault: Fault) -> str:
 
 
 def _input_lines(result: CaseResult) -> dict[str, str]:
-    """Inputs that fit on a line: numbers and short texts."""
+    """Inputs that fit on a line: numbers, short texts, and arrays of a few elements."""
     shown = {}
     for name, value in result.case.inputs.items():
         if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 60):
             shown[name] = repr(value)
+        elif hasattr(value, "shape") and 0 < value.size <= 8:
+            shown[name] = np.array2string(value, precision=4, suppress_small=True, separator=", ").replace(
+                "\n", ""
+            )
         elif hasattr(value, "shape"):
             shown[name] = f"{value.dtype} of shape {value.shape}"
     return shown
 
 
-def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool], ...]:
+def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool | None], ...]:
     points = verdict.exercise.points
+    nothing_found = all(result.clean for result in verdict.results)
     return tuple(
-        (_GROUP_TITLES.get(name, f"{name} cases"), points[name] if earned else 0, points[name], earned)
+        (
+            _GROUP_TITLES.get(name, f"{name} cases"),
+            points[name] if earned else 0,
+            points[name],
+            # Nothing was found because nothing is right yet: neither passed nor failed.
+            None if name == CLEAN and nothing_found and not earned else earned,
+        )
         for name, earned in verdict.groups().items()
     )
 
 
-def _report_of_error(exercise: Exercise, error: BaseException) -> Report:
+def report_of_error(exercise: Exercise, error: BaseException) -> Report:
     """The report of an answer that could not be run at all."""
     source: tuple[tuple[int, str, bool], ...] = ()
     if isinstance(error, NotFilledIn):
         kind, headline = "not filled in", f"Not filled in yet: {error}."
     elif isinstance(error, OutsideNames):
         kind, headline = "error", f"The answer does not stand alone: {error}."
+    elif isinstance(error, AnotherAnswer):
+        kind, headline = "another answer", f"{error}."
     else:
         fault = describe(error)
         kind, headline, source = "error", _headline(fault), fault.source

@@ -25,11 +25,14 @@ class Difference:
         ``"3 of 1,000 elements differ"``, ``"2 NaN"``.
     rows : tuple of (str, str, str)
         The first few: index, expected, got.
+    values : bool
+        Whether values are wrong; else they are right, and got in another way than was asked for.
     """
 
     headline: str
     counts: tuple[str, ...] = ()
     rows: tuple[tuple[str, str, str], ...] = ()
+    values: bool = True
 
 
 def compare(
@@ -151,8 +154,8 @@ def _near(expected: Any, got: Any, tolerance: Tolerance) -> Any:
     """Element by element; NaN equals NaN and infinities themselves."""
     if np.asarray(expected).dtype.kind != "f":
         return np.asarray(expected) == np.asarray(got)
-    wide, other = np.asarray(expected, np.float64), np.asarray(got, np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN is invalid even to convert
+        wide, other = np.asarray(expected, np.float64), np.asarray(got, np.float64)
         close = np.abs(other - wide) <= tolerance.absolute + tolerance.relative * np.abs(wide)
     finite = np.isfinite(wide) & np.isfinite(other)
     return np.where(finite, close, (wide == other) | (np.isnan(wide) & np.isnan(other)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tinyvllm_ref import LLM, SamplingParams, device, emulation
+from tinyvllm_ref.checkpoint.names import REPOSITORY
 from tinyvllm_ref.emulation import report as launch_reports
 from tinyvllm_ref.kernels import source as kernel_source
 from tinyvllm_ref.parts import LESSONS, Parts
@@ -69,7 +71,7 @@ def engine_report(lesson: Lesson) -> EngineReport:
         mistakes=tuple(
             _wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes
         ),
-        note=card.note,
+        note=card.note if owners else "",
         dial=tuple(
             _story_with(
                 setting.name,
@@ -124,7 +126,9 @@ def logit_error(parts: Parts, story: Story) -> float:
     with _engine_checks():
         right = LLM(MODEL).logits(list(story.ids))
         wrong = LLM(MODEL, parts=parts).logits(list(story.ids))
-    return float(np.linalg.norm(wrong - right) / np.linalg.norm(right))
+    with np.errstate(invalid="ignore", over="ignore"):  # what a mistake makes of weights can be anything
+        off = wrong.astype(np.float64) - right
+    return float(np.linalg.norm(off) / np.linalg.norm(right))
 
 
 def _engine_checks() -> Any:
@@ -213,4 +217,5 @@ def _story_with(
         story = write_story(parts, prompt, max_tokens)
         return WrongStory(name, says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
     except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
-        return WrongStory(name, says, "", 0, float("nan"), f"{type(error).__name__}: {error}")
+        said = str(error).replace(f"{REPOSITORY}{os.sep}", "")  # a notebook names no folder of the machine
+        return WrongStory(name, says, "", 0, float("nan"), f"{type(error).__name__}: {said}")

@@ -81,12 +81,20 @@ class Mistake:
         One or two sentences: what was assumed, and what is so.
     question : str
         What ``hint(id)`` asks whoever made it. No code.
+    variants : tuple of str
+        Further complete answers that make the same mistake in another way.
     """
 
     name: str
     answer: str
     says: str
     question: str
+    variants: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All answers that make it."""
+        return (self.answer, *self.variants)
 
 
 @dataclass(frozen=True)
@@ -333,6 +341,8 @@ class Work:
         The same as `make` at a size that the emulation counts in under a second; `make` where there is none.
     small_read_bytes, small_write_bytes : int
         The fewest bytes at the small size.
+    note : str
+        What to look at in the counted table.
     """
 
     label: str
@@ -343,3 +353,4 @@ class Work:
     small_read_bytes: int = 0
     small_write_bytes: int = 0
     small_label: str = ""
+    note: str = ""

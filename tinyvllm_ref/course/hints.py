@@ -34,8 +34,10 @@ def hint(id: str, tier: int | None = None) -> None:
     note = ""
     if wanted > may_see:
         wanted, note = may_see, "Tiers 2 and 3 open after a check that failed: try, and run the check."
-    elif wanted < _TIERS:
+    elif wanted < may_see:
         note = f'hint("{id}") again goes further.'
+    elif wanted < _TIERS:
+        note = "After a check that failed it goes further."
 
     def change(entry: dict[str, Any]) -> None:
         entry["hints"] = sorted({*entry.get("hints", []), wanted})

@@ -14,7 +14,7 @@ from .exercise import CLEAN, Case, Exercise
 from .runner import Outcome, run_case
 
 # After these a further case would only take time: it fails in the same way.
-_HOPELESS = frozenset(
+HOPELESS = frozenset(
     {"CompileException", "KernelTimeout", "PythonTimeout", "SyntaxError", "WrongAnswerType"}
 )
 
@@ -113,7 +113,7 @@ def judge(exercise: Exercise, answer: Any, cp: Any, seed: int = 0, only: str | N
     for case, expected in chosen:
         result = judge_case(exercise, answer, case, expected, cp)
         results.append(result)
-        if result.outcome.fault is not None and result.outcome.fault.kind in _HOPELESS:
+        if result.outcome.fault is not None and result.outcome.fault.kind in HOPELESS:
             break
     return Verdict(exercise, tuple(results), len(results) == len(chosen))
 
@@ -123,12 +123,18 @@ def judge_case(
 ) -> CaseResult:
     """Run an answer on one case and compare."""
     outcome = run_case(exercise.run, answer, case, cp, exercise.seconds)
+    return assess(exercise, case, expected, outcome, counted=getattr(cp, "is_emulation", False))
+
+
+def assess(
+    exercise: Exercise, case: Case, expected: Mapping[str, Any], outcome: Outcome, *, counted: bool
+) -> CaseResult:
+    """Compare what came out, wherever it was run; `counted` says that launches were, as the emulation does."""
     difference = None
     if outcome.outputs is not None:
         difference = compare(dict(expected), outcome.outputs, exercise.tolerance_of)
-        # The counts are there in emulation alone, and complete only where nothing stopped the run.
-        counted = getattr(cp, "is_emulation", False) and outcome.fault is None
-        if difference is None and exercise.verify is not None and counted:
+        # The counts are complete only where nothing stopped the run.
+        if difference is None and exercise.verify is not None and counted and outcome.fault is None:
             problem = exercise.verify(case.inputs, outcome.outputs, outcome.observed)
-            difference = Difference(problem) if problem else None
+            difference = Difference(problem, values=False) if problem else None
     return CaseResult(case, outcome, difference)

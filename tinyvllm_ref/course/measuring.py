@@ -41,7 +41,9 @@ def measure(*ids: str) -> None:
     exercises = [exercise for exercise in map(exercise_of, ids) if isinstance(exercise, Exercise)]
     missing = [exercise.id for exercise in exercises if my_engine.answer(exercise.id) is None]
     if missing:
-        print(f"nothing to measure yet: {', '.join(missing)} has not passed")
+        print(
+            f"nothing to measure yet: {' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} not passed"
+        )
     there = [exercise for exercise in exercises if exercise.id not in missing]
     if there:
         notebook.display(_timed(there) if device.is_gpu else _counted(there))
@@ -52,16 +54,20 @@ def show(id: str) -> None:
     exercise = exercise_of(id)
     lesson = lesson_of(id)
     if id not in lesson.pictures:
-        raise LookupError(
-            f"{id} has no picture; lesson {lesson.number} has {', '.join(lesson.pictures) or 'none'}"
-        )
+        print(f"{id} has no picture; lesson {lesson.number} has {', '.join(lesson.pictures) or 'none'}")
+        return
     source = my_engine.answer(id)
     if source is None or not isinstance(exercise, Exercise):
         print(f"nothing to draw yet: {id} has not passed")
         return
     with emulation.checks("full"):  # a trace exists in emulation alone
         answer = make_answer(exercise, source, emulation)
-        display_figure(lesson.pictures[id](answer, emulation))
+        try:
+            figure = lesson.pictures[id](answer, emulation)
+        except ValueError as error:  # a right answer may work in a way that this picture has no room for
+            print(f"no picture of this answer: {error}")
+            return
+    display_figure(figure)
 
 
 def _measure_prediction(exercise: Prediction) -> None:
@@ -118,6 +124,10 @@ def _counted(exercises: list[Exercise]) -> Table:
             ("32-byte sectors touched", f"{sectors:,}"),
             ("fewest sectors possible", f"{fewest:,}"),
             ("share of what moved that was needed", f"{fewest / sectors:.0%}" if sectors else "-"),
+            (
+                "accesses to global memory (warps)",
+                f"{total('global_read_requests') + total('global_write_requests'):,}",
+            ),
             ("accesses to shared memory (warps)", f"{total('shared_requests'):,}"),
             ("extra turns for bank conflicts", f"{total('bank_conflicts'):,}"),
             ("barriers", f"{total('barriers'):,}"),
@@ -129,7 +139,10 @@ def _counted(exercises: list[Exercise]) -> Table:
         title=f"Counted in emulation, {label}",
         columns=("", *(f"{exercise.id} {exercise.title}" for exercise in exercises)),
         rows=tuple((name, *values) for name, values in rows.items()),
-        notes=("No GPU code ran: these are counts, and no time is claimed.",),
+        notes=(
+            *(note for note in [works[0].note] if note),
+            "No GPU code ran: these are counts, and no time is claimed.",
+        ),
     )
 
 

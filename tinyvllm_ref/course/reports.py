@@ -391,6 +391,8 @@ class EngineReport:
 def _agreement(same: int, tokens: int) -> str:
     if same >= tokens:
         return f"All {tokens:,} tokens are the reference's"
+    if same == 0:
+        return "No token agrees: the first already differs"
     return f"The first {same:,} of {tokens:,} tokens agree; token {same + 1:,} differs"
 
 

@@ -227,7 +227,7 @@ def describe(error: BaseException, answer: Any = None) -> Fault:
         first, details = _kernel_words(str(error))
         return Fault(kind, first, _kernel_lines(error, answer), in_kernel=True, details=details)
     if kind == "CompileException":
-        return _compile_fault(str(error), str(getattr(error, "source", "") or getattr(answer, "code", "")))
+        return _compile_fault(str(error), str(getattr(error, "source", "")), answer)
     lines = _python_lines(error)
     if isinstance(error, PythonTimeout):
         return Fault(
@@ -252,15 +252,19 @@ def _kernel_words(text: str) -> tuple[str, tuple[str, ...]]:
 _COMPILER_LINE = re.compile(r"^[^\n(]*\((\d+)\): (?:catastrophic |fatal )?error:? ?(.*)$", re.MULTILINE)
 
 
-def _compile_fault(message: str, source: str) -> Fault:
+def _compile_fault(message: str, source: str, answer: Any) -> Fault:
     """A compiler's messages: the first error, its line, and how many there are."""
+    source = source or str(getattr(answer, "code", ""))
     found = _COMPILER_LINE.findall(message)
     if not found:
         return Fault("CompileException", message.strip())
     line, first = int(found[0][0]), found[0][1]
     more = (f"{len(found) - 1} more error{'s' if len(found) > 2 else ''} after it",) if len(found) > 1 else ()
     excerpt = _excerpt(source.split("\n"), {line}) if source else ()
-    return Fault("CompileException", f"line {line} of the kernel: {first}", excerpt, details=more)
+    where = f"line {line} of the kernel"
+    if isinstance(answer, str) and line > answer.count("\n"):
+        where = "in the kernel that calls your function (is its name right, is every brace closed?)"
+    return Fault("CompileException", f"{where}: {first}", excerpt, details=more)
 
 
 _AROUND = 2  # lines shown before and after a fault
@@ -268,7 +272,7 @@ _AROUND = 2  # lines shown before and after a fault
 
 def _kernel_lines(error: Any, answer: Any) -> tuple[tuple[int, str, bool], ...]:
     """The lines of a kernel's source that a fault names."""
-    code = getattr(answer, "code", None)
+    code = answer if isinstance(answer, str) else getattr(answer, "code", None)
     marked = {error.line, *([error.other.line] if error.other is not None else [])} - {0}
     if (
         not isinstance(code, str)

@@ -73,9 +73,47 @@ def _no_early_return(inputs: Any, outputs: Any, observed: Any) -> str | None:
     if not left:
         return None
     return (
-        "The sums are right, and threads of the last block return before a __syncthreads() at which the others wait. "
-        "CUDA wants every thread of the block at a barrier"
+        "The sums are right, and some threads end while others of their block still wait at a __syncthreads(). CUDA wants "
+        "every thread of the block at every barrier: no return before one, and none inside a branch"
     )
+
+
+def _is_a_tree(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    """Right sums may come from one busy thread, or from atomics: then they are not what was asked for."""
+    threads = inputs["threads"]
+    turns = observed.total("shared_requests") / -(-len(inputs["x"]) // threads)
+    if observed.total("atomics"):
+        return "The sums are right, and atomicAdd makes the threads wait in line for one cell. A tree needs no atomics"
+    if threads >= 64 and turns >= threads:
+        return (
+            f"The sums are right, and the additions are made one after the other: {turns:,.0f} turns at shared memory in "
+            f"a block of {threads}. In a tree, half of the threads add in the first round"
+        )
+    return _no_early_return(inputs, outputs, observed)
+
+
+def _is_packed(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    """The threads that add must be neighbours, and so must the words they read."""
+    threads = inputs["threads"]
+    turns = observed.total("shared_requests") / -(-len(inputs["x"]) // threads)
+    most = 2 * _halves_turns(threads, 1)
+    if observed.total("bank_conflicts"):
+        return (
+            "The sums are right, and the busy threads are neighbours, but the words that they read are far apart, several "
+            "in one bank. Thread t should add cell t + s"
+        )
+    if threads >= 128 and not observed.total("atomics") and most < turns < threads:
+        return (
+            f"The sums are right, and the busy threads are still spread over many warps: {turns:,.0f} turns at shared "
+            f"memory in a block of {threads}, where neighbours need {_halves_turns(threads, 1)}"
+        )
+    return _is_a_tree(inputs, outputs, observed)
+
+
+def _halves_turns(threads: int, last: int) -> int:
+    """Warps' accesses to shared memory of a tree by halves whose last stride is `last`, and its filling and result."""
+    rounds = [threads >> k for k in range(1, threads.bit_length()) if threads >> k >= last]
+    return -(-threads // 32) + 3 * sum(-(-s // 32) for s in rounds) + 1
 
 
 def _tree(name: str, load: str, loop: str) -> str:
@@ -112,6 +150,16 @@ def _missing_barrier(name: str, loop: str) -> Mistake:
         "A thread starts its next round while its partner is still in the one before, and adds a half-made sum. "
         "Warps run in no fixed order; only __syncthreads() makes a round end for all of them.",
         "When thread 0 begins round 2, what makes sure that thread 2 has finished round 1?",
+    )
+
+
+def _unfilled(name: str, loop: str) -> Mistake:
+    return Mistake(
+        "no barrier after filling the cells",
+        _tree(name, _LOAD, loop).replace("    __syncthreads();\n    for", "    for", 1),
+        "The first round reads cells that other threads fill, and these may not have come so far. A barrier belongs "
+        "between filling and the first round.",
+        "Thread 0 is in its first round and reads cell 1. What makes sure that thread 1 has filled it?",
     )
 
 
@@ -161,7 +209,7 @@ _INTERLEAVED = Exercise(
     expected=_expect_blocks,
     points={"small": 1, "awkward": 1, "clean": 1},
     tolerance=_SUM,
-    verify=_no_early_return,
+    verify=_is_a_tree,
     hints=Hints(
         question="Take {case}. Write down the cells after the first round. Which threads added, and what did each read?",
         rule="In the round with stride s, the threads whose number is a multiple of 2s add the cell s further on to "
@@ -179,7 +227,15 @@ for (int s = 1; s < blockDim.x; s *= ____) {
     mistakes=(
         _missing_barrier("sum_modulo", _MODULO_LOOP),
         _divergent_barrier("sum_modulo", _MODULO_LOOP),
+        _unfilled("sum_modulo", _MODULO_LOOP),
         _unset_cells("sum_modulo", _MODULO_LOOP),
+        Mistake(
+            "no guard for the last block",
+            _tree("sum_modulo", "    cell[t] = x[i];", _MODULO_LOOP),
+            "The last block has threads whose element does not exist, and x[i] then lies behind the array. Such a thread "
+            "takes 0.",
+            "With 5 numbers and 8 threads, what does thread 6 read?",
+        ),
         _early_return("sum_modulo", _MODULO_LOOP),
         Mistake(
             "every thread adds in every round",
@@ -210,7 +266,7 @@ _SEQUENTIAL = Exercise(
     expected=_expect_blocks,
     points={"small": 1, "awkward": 1, "clean": 1},
     tolerance=_SUM,
-    verify=_no_early_return,
+    verify=_is_packed,
     hints=Hints(
         question="Take {case}. After the first round the sum must lie in the first half of the cells. Which cell did "
         "thread 0 read?",
@@ -239,6 +295,13 @@ _SEQUENTIAL = Exercise(
             "Without t < s, thread s writes its cell in the round in which thread 0 reads it. Only the lower half may "
             "add.",
             "In the second round, which thread writes the cell that thread 0 reads?",
+        ),
+        Mistake(
+            "one thread too many adds",
+            _tree("sum_halves", _LOAD, _HALVES_LOOP.replace("if (t < s)", "if (t <= s)")),
+            "The threads 0 to s - 1 add: that is t < s. Thread s has no cell s further on in the first round, and its own "
+            "cell is another thread's to read.",
+            "With 8 threads and s = 4, which cell does thread 4 read?",
         ),
     ),
 )
@@ -276,6 +339,18 @@ def _expect_rows(inputs: Any) -> dict[str, Any]:
     return {"out": inputs["x"].astype(np.float64).sum(axis=1).astype(np.float32)}
 
 
+def _rows_are_shared(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    (rows, n), threads = inputs["x"].shape, inputs["threads"]
+    fewest = -(-n // threads) * -(-threads // 32)
+    turns = observed.total("global_read_requests") / rows
+    if threads < 32 or turns <= 4 * fewest:
+        return None
+    return (
+        f"The sums are right, and a row of {n:,} is read in {turns:,.0f} turns of warps, where {fewest} are enough: few "
+        "threads do all the work. Let each of them take its share of the row"
+    )
+
+
 def _rows_answer(load: str, loop: str) -> str:
     return f'''sum_rows = cp.RawKernel(r"""
 extern "C" __global__ void sum_rows(const float* x, float* out, int n) {{
@@ -311,6 +386,7 @@ _ANY = Exercise(
     expected=_expect_rows,
     points={"small": 1, "awkward": 2, "clean": 1},
     tolerance=_SUM,
+    verify=_rows_are_shared,
     hints=Hints(
         question="Take {case}. Which elements of its row does thread 0 add up before the tree begins? And which cell "
         "has no partner in the first round of the tree?",
@@ -338,6 +414,26 @@ for (int active = blockDim.x; active > 1;) {
             "Halving rounds down, so a block of 3 threads goes on with 1, and the last cell is lost. Keep the middle "
             "cell: round half up.",
             "With 3 threads, s = 3 / 2. Which cell is never added?",
+        ),
+        Mistake(
+            "adds where there is no partner",
+            _rows_answer(_ROW_LOAD, _ROW_LOOP.replace("t + half < active", "t < half")),
+            "With an odd number of cells the middle one has no partner: half of them go on, and one fewer adds. The test "
+            "must be that cell t + half is there: t + half < active.",
+            "With 3 cells half is 2. Which cell does thread 1 read?",
+        ),
+        Mistake(
+            "no barrier after filling the cells",
+            _rows_answer(_ROW_LOAD, _ROW_LOOP).replace("    __syncthreads();\n    for", "    for", 1),
+            "The first round of the tree reads cells that other threads fill, and these may still be adding up their "
+            "elements. A barrier belongs in between.",
+            "What makes sure that cell t + half is filled when thread t reads it?",
+        ),
+        Mistake(
+            "every block reads row 0",
+            _rows_answer(_ROW_LOAD.replace("row[i]", "x[i]"), _ROW_LOOP),
+            "x points at row 0. This block's elements begin at `row`.",
+            "Which rows does block 1 add up?",
         ),
         Mistake(
             "only the first blockDim.x elements",
@@ -435,6 +531,8 @@ def _function_cases(rng: np.random.Generator) -> list[Case]:
 
 def _run_function(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     # Two calls in a row with the same scratch; every thread stores what it got from each.
+    if "block_sum" not in answer:
+        raise ValueError("the text defines no function `block_sum`")
     kernel = lab.cp.RawKernel(
         answer
         + """
@@ -486,6 +584,22 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {{
 '''
 
 
+def _order_is_fixed(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    blocks, threads = inputs["first"].shape
+    turns = observed.total("shared_requests") / (2 * blocks)
+    if observed.total("atomics"):
+        return (
+            "The sums are right, and atomicAdd lets the threads add in any order, so that the last bits change from run to "
+            "run. The engine's tokens must not: use the tree"
+        )
+    if threads >= 64 and turns >= threads:
+        return (
+            f"The sums are right, and a sum takes {turns:,.0f} turns at shared memory in a block of {threads}: the "
+            "additions are made one after the other. Use the tree"
+        )
+    return None
+
+
 _FUNCTION = Exercise(
     id="06.5",
     title="block_sum, for every kernel to come",
@@ -496,6 +610,7 @@ _FUNCTION = Exercise(
     expected=_expect_function,
     points={"small": 1, "awkward": 2, "clean": 1},
     tolerance=_SUM,
+    verify=_order_is_fixed,
     makes={"BLOCK_SUM_CUDA": "BLOCK_SUM_CUDA"},
     file="block_sum.cu",
     hints=Hints(
@@ -520,6 +635,20 @@ return total;""",
             _function_answer(total="scratch[t]"),
             "scratch[t] holds the whole sum in cell 0 alone; elsewhere it is a part. Every thread must read cell 0.",
             "After the tree, what is in scratch[1]?",
+            variants=(
+                _function_answer().replace(
+                    "    return total;", "    if (t == 0) return total;\n    return 0.0f;"
+                ),
+            ),
+        ),
+        Mistake(
+            "no barrier after filling scratch",
+            _function_answer().replace(
+                "    scratch[t] = value;\n    __syncthreads();", "    scratch[t] = value;"
+            ),
+            "The first round reads cells that other threads fill, and these may not have come so far. A barrier belongs "
+            "in between.",
+            "What makes sure that scratch[t + half] is filled when thread t reads it?",
         ),
         Mistake(
             "not safe to call twice",
@@ -534,6 +663,20 @@ return total;""",
             "Halving rounds down: with 5 cells, 2 go on, and the last is lost. Round up, and add only where there is a "
             "partner.",
             "With 5 threads, half is 2. Who adds cell 4?",
+            variants=(
+                _function_answer().replace(
+                    """    for (int active = blockDim.x; active > 1;) {
+        int half = (active + 1) / 2;
+        if (t + half < active) scratch[t] += scratch[t + half];
+        __syncthreads();
+        active = half;
+    }""",
+                    """    for (int s = blockDim.x / 2; s > 0; s /= 2) {
+        if (t < s) scratch[t] += scratch[t + s];
+        __syncthreads();
+    }""",
+                ),
+            ),
         ),
     ),
 )
@@ -558,16 +701,21 @@ def _shuffle_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def _few_barriers(inputs: Any, outputs: Any, observed: Any) -> str | None:
-    warps = inputs["threads"] // 32
-    most = 1 + max(0, warps.bit_length() - 1)
-    blocks = -(-len(inputs["x"]) // inputs["threads"])
+    threads, blocks = inputs["threads"], -(-len(inputs["x"]) // inputs["threads"])
+    most = max(3, (threads // 32).bit_length())  # the tree down to 32 cells, or a sum a warp and one more
     found = observed.total("barriers") // blocks
-    if found <= most:
-        return None
-    return (
-        f"The sums are right, with {found} barriers a block. Once 32 cells are left one warp can finish with shuffles "
-        f"and no barrier: {most} are enough for {inputs['threads']} threads"
-    )
+    turns, enough = observed.total("shared_requests") / blocks, _halves_turns(threads, 32) + 6
+    if found > most:
+        return (
+            f"The sums are right, with {found} barriers a block. Once 32 cells are left one warp can finish with shuffles "
+            f"and no barrier: {most} are enough for {threads} threads"
+        )
+    if turns > enough or observed.total("atomics"):
+        return (
+            f"The sums are right, with {turns:,.0f} turns at shared memory a block of {threads}. Shuffles go from register "
+            f"to register: {enough} are enough"
+        )
+    return None
 
 
 def _shuffle_answer(
