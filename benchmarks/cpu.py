@@ -3,7 +3,8 @@
     python benchmarks/cpu.py [--transformers PYTHON] [--rounds 3] [--write benchmarks/cpu.md]
 
 PYTHON is an interpreter that has torch and transformers, this one or another. Everything is measured in processes of
-its own, one after the other and in turns, so that what else the machine does meets all of them. A step is one
+its own, one after the other and in turns, so that what else the machine does meets all of them; a measurement during
+which other processes took more than a twentieth of the cores is made again, ten times at most. A step is one
 token of one request, greedy, after a prompt of 16 tokens; its time is the median of 96. Peak memory is the largest
 resident set that the operating system saw of a process that loads the model, prefills and generates.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -26,7 +28,8 @@ from typing import Any
 HERE = Path(__file__).resolve()
 MODEL = "smollm2-135m-instruct"
 PROMPT, STEPS, PREFILL = 16, 96, 256
-THREADS = os.cpu_count() or 1
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+QUIET, TRIES = 0.05, 10  # the share of the cores that others may take, and how often it is tried
 ENGINE, PARTS = "tinyvllm", "tinyvllm, by part"
 OTHERS = {"transformers, float32": "float32", "transformers, bfloat16": "bfloat16"}
 
@@ -133,7 +136,7 @@ def measure_transformers(folder: str, dtype: str) -> dict[str, Any]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     loaded = time.perf_counter() - began
     with torch.inference_mode():
-        steps = []
+        steps: list[float] = []
         for _ in range(2):
             ids, past = torch.tensor([tokens(PROMPT)]), None
             steps.clear()
@@ -158,6 +161,34 @@ def measure_transformers(folder: str, dtype: str) -> dict[str, Any]:
 
 
 # ---------------- the run
+
+
+def busy_seconds() -> float:
+    """Processor time that all processes of the machine have used so far; 0 where the system does not say it."""
+    try:
+        user, nice, system, _idle, _waiting, *rest = (
+            Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        )
+    except OSError:
+        return 0.0
+    return sum(map(int, (user, nice, system, *rest[:3]))) / os.sysconf("SC_CLK_TCK")
+
+
+def run_quietly(python: str, name: str, folder: str) -> dict[str, Any]:
+    """One worker to its end; again, where other processes took the cores from it, and the quietest run counts."""
+    best: dict[str, Any] = {}
+    for _ in range(TRIES):
+        began, busy = time.perf_counter(), busy_seconds()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = run_worker(python, name, folder)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        own = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        others = max(0.0, busy_seconds() - busy - own) / (time.perf_counter() - began) / THREADS
+        if not best or others < best["others"]:
+            best = {**result, "others": others}
+        if others < QUIET:
+            break
+    return best
 
 
 def run_worker(python: str, name: str, folder: str) -> dict[str, Any]:
@@ -187,7 +218,10 @@ def middle(results: list[dict[str, Any]], name: str) -> float:
 
 def report(results: dict[str, list[dict[str, Any]]], parts: dict[str, Any], load: tuple[float, float]) -> str:
     """The record, in Markdown."""
-    command = "python benchmarks/cpu.py " + " ".join(sys.argv[1:])
+    # Where the other interpreter lies says nothing to a reader.
+    places = {place: "PYTHON" for flag, place in itertools.pairwise(sys.argv) if flag == "--transformers"}
+    command = "python benchmarks/cpu.py " + " ".join(places.get(word, word) for word in sys.argv[1:])
+    others = max(result["others"] for found in [*results.values(), [parts]] for result in found)
     lines = [
         "# The engine on a CPU",
         "",
@@ -195,7 +229,8 @@ def report(results: dict[str, list[dict[str, Any]]], parts: dict[str, Any], load
         f" {platform.python_version()}; load average {load[0]:.2f} before, {load[1]:.2f} after. Command:"
         f" `{command.strip()}`",
         "",
-        f"SmolLM2-135M-Instruct, one request, greedy. Medians of {len(results[ENGINE])} rounds in turns.",
+        f"SmolLM2-135M-Instruct, one request, greedy. Medians of {len(results[ENGINE])} rounds in turns."
+        f" Other processes took at most {others:.0%} of the cores during a measurement.",
         "",
         "| | ms a token | tokens/s | ratio | prefill of 256 tokens, ms | peak memory, MB | load, s |",
         "|---|---|---|---|---|---|---|",
@@ -251,8 +286,8 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for _ in range(options.rounds):
         for name, python in contenders.items():
-            results[name].append(run_worker(python, name, folder))
-    parts = run_worker(sys.executable, PARTS, folder)
+            results[name].append(run_quietly(python, name, folder))
+    parts = run_quietly(sys.executable, PARTS, folder)
     text = report(results, parts, (before, os.getloadavg()[0]))
     print(text, end="")
     if options.write:

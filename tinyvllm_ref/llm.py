@@ -287,7 +287,7 @@ class LLM:
         try:
             while True:
                 output = self._latest[request_id]
-                text = "" if output is None else output.outputs[0].text
+                text = "" if output is None else self._stable_text(output)
                 if len(text) > shown:
                     yield text[shown:]
                     shown = len(text)
@@ -297,6 +297,14 @@ class LLM:
                     self._step()
         finally:
             self._forget(request_id)
+
+    def _stable_text(self, output: RequestOutput) -> str:
+        """The text so far that later tokens do not change."""
+        text = output.outputs[0].text
+        if self._engine_makes_text or output.finished:
+            return text
+        # Decoded from all tokens: a character whose bytes have not all come stands at the end as U+FFFD.
+        return text.rstrip("\ufffd")
 
     def _with_text(self, output: RequestOutput) -> RequestOutput:
         """The output of an engine that knows tokens only, with the text of them."""

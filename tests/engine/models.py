@@ -12,7 +12,7 @@ import tokenizers
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 sys.path.insert(0, str(GOLDEN))
 
-from configs import MODELS, SHARP, GoldenModel, build, prompts_of  # noqa: E402
+from configs import MODELS, SHARP, GoldenModel, build, prompts_of  # noqa: E402, F401
 
 from tinyvllm_ref.assembly import Parts, build_model  # noqa: E402
 from tinyvllm_ref.checkpoint.weights import open_checkpoint  # noqa: E402

@@ -120,7 +120,9 @@ def test_a_stream_that_is_dropped_before_its_first_piece_is_aborted(llm, monkeyp
     gc.collect()
     batches = []
     run = llm.engine.runner.run
-    monkeypatch.setattr(llm.engine.runner, "run", lambda batch: batches.append(len(batch.requests)) or run(batch))
+    monkeypatch.setattr(
+        llm.engine.runner, "run", lambda batch: batches.append(len(batch.requests)) or run(batch)
+    )
     llm.generate("Once", params(max_tokens=3))
     assert batches == [1, 1, 1]  # nothing ran beside the one request
     assert not llm.engine.has_work

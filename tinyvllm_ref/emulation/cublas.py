@@ -2,7 +2,9 @@
 
 Matrices are column-major, as in BLAS: element (i, j) of a matrix with leading dimension ``ld`` lies
 ``i + j * ld`` elements from its first. alpha and beta are addresses of host memory and are read as float32,
-whatever the caller meant, because that is what cuBLAS does with ``COMPUTE_32F``.
+whatever the caller meant, because that is what cuBLAS does with ``COMPUTE_32F``. Products are added in float32, in
+an order that depends on k alone. On processors with instructions for bfloat16, a bfloat16 below 1.2e-38 (a subnormal
+number) counts as zero in a product of bfloat16 matrices.
 
 Checked are the arguments that cuBLAS checks, and then what cuBLAS could not check: that each matrix lies
 inside a live allocation.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .launch import Contract, Float, Int, row_threads
-from .source import kernel
+from .source import kernel, summing_threads
 
 _contract = Contract("add_rms_norm", x="float32 T H", residual="float32 T H", weight="bf16 H", out="bf16 T H")
 
@@ -37,7 +37,7 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, out: Any) -> An
     sizes = _contract(x, residual, weight, out)
     tokens, hidden = sizes["T"], sizes["H"]
     if tokens and hidden:
-        threads = row_threads(hidden, 16)
+        threads = summing_threads(row_threads(hidden, 16))
         args = (x, residual, weight, out, Int(hidden), Float(eps))
         kernel("add_rms_norm")((tokens,), (threads,), args, shared_mem=4 * threads)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .launch import Contract, Float, Int, row_threads
-from .source import kernel
+from .source import kernel, summing_threads
 
 _contract = Contract("rms_norm", x="float32 T H", weight="bf16 H", out="bf16 T H")
 
@@ -33,7 +33,7 @@ def rms_norm(x: Any, weight: Any, eps: float, out: Any) -> Any:
     sizes = _contract(x, weight, out)
     tokens, hidden = sizes["T"], sizes["H"]
     if tokens and hidden:
-        threads = row_threads(hidden, 16)
+        threads = summing_threads(row_threads(hidden, 16))
         args = (x, weight, out, Int(hidden), Float(eps))
         kernel("rms_norm")((tokens,), (threads,), args, shared_mem=4 * threads)
     return out

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from ..device import cp
+from ..device import cp, is_gpu
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[ \t]*(?://.*)?$')
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -105,6 +105,18 @@ def kernel(name: str, entry: str | None = None, **constants: int) -> Any:
 def _kernel(name: str, entry: str, constants: tuple[tuple[str, int], ...], headers: Headers) -> Any:
     options = tuple(f"-D{constant}={value}" for constant, value in constants)
     return cp.RawKernel(text(name, headers), entry, options=options)
+
+
+_FIBERS = 8
+
+
+def summing_threads(threads: int) -> int:
+    """How many threads of a block add up a row, where a card is given `threads`.
+
+    In the emulation a thread that meets a barrier is a fiber, and each barrier a switch of stacks for each: few
+    threads do it sooner. Device functions that are not this package's may count on whole warps, and get them.
+    """
+    return threads if is_gpu or _headers.get() else min(threads, _FIBERS)
 
 
 @contextmanager

@@ -31,11 +31,12 @@
 namespace {
 
 enum { kF32 = 0, kF16 = 2, kBf16 = 14 };       // cudaDataType
-constexpr int kLanes = 16;
+constexpr long kPad = 32;                      // packed rows are zero up to a multiple of this: of every kStep
 constexpr long kBlockK = 1024;                 // part of the fixed order of the sums
 constexpr long kPanelRows = 120;               // resident rows at a time: a multiple of every MR
 constexpr size_t kPanelBytes = 512 << 10;      // a panel of all k is kept where it fits into this
 constexpr long kStreamRows = 256;              // streamed rows that share a panel of one kBlockK
+constexpr long kWholeStreamRows = 16;          // that are multiplied by a panel of all k before C is written
 constexpr long kWorkPerThread = 1 << 17;       // multiply-adds that are worth a thread: some 10 us
 constexpr long kTasksPerThread = 8;
 constexpr int kMaxNR = 4;
@@ -82,13 +83,24 @@ inline uint16_t float_to_f16(float f) {
     return uint16_t(sign | (a - 0x38000000u + 0xFFFu + (a >> 13 & 1)) >> 13);
 }
 
-typedef void (*Convert)(const void* from, int type, float* to, long n);
-typedef void (*Rows)(const float* x, ptrdiff_t ldx, long count, const void* const* w, long k, float* out,
+struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
+    uint16_t bits;
+};
+inline float to_float(Bf16 h) { return bf16_to_float(h.bits); }
+inline float to_float(F16 h) { return f16_to_float(h.bits); }
+
+// The sums of `count` packed rows with nr rows at w: gemm_kernel.h.
+typedef void (*Rows)(const void* packed, ptrdiff_t ldx, long count, const void* const* w, long k, float* out,
                      ptrdiff_t ldo, bool first);
 struct Kernels {
     int mr, nr;
-    Convert convert;
-    Rows f32, bf16, f16;
+    size_t item;             // bytes of a packed element: float32, or bfloat16 as it came
+    void (*from_bf16)(const Bf16* from, float* to, long n);
+    void (*from_f16)(const F16* from, float* to, long n);
+    Rows packed, bf16, f16;  // by the type of the rows at w
 };
 
 // ---------------- instruction sets
@@ -97,13 +109,17 @@ struct Kernels {
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 namespace avx512 {
+enum { MR = 6, NR = 4 };
+typedef __m512 Sum, Operand;
+typedef float Packed;
+constexpr int kStep = 16;
 AVX512 inline __m512 zero() { return _mm512_setzero_ps(); }
-AVX512 inline __m512 load_f32(const float* p) { return _mm512_loadu_ps(p); }
-AVX512 inline __m512 load_bf16(const uint16_t* p) {
+AVX512 inline __m512 load(const float* p) { return _mm512_loadu_ps(p); }
+AVX512 inline __m512 load(const Bf16* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-AVX512 inline __m512 load_f16(const uint16_t* p) {
+AVX512 inline __m512 load(const F16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 AVX512 inline void store(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
@@ -115,27 +131,74 @@ AVX512 inline __m128 to4(__m512 v) {
 AVX512 inline void sum4(__m512 a, __m512 b, __m512 c, __m512 d, float* out) {
     _mm_storeu_ps(out, _mm_hadd_ps(_mm_hadd_ps(to4(a), to4(b)), _mm_hadd_ps(to4(c), to4(d))));
 }
+// Two vectors become one, in which each has half as many lanes: l + 8 and l; l + 4; and, by other shuffles, l + 1; l + 2.
+AVX512 inline __m512 fold8(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+}
+AVX512 inline __m512 fold4(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+AVX512 inline __m512 fold1(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+}
+AVX512 inline void sum16(const __m512* v, float* out) {
+    __m512 quad[4];
+    UNROLL for (int q = 0; q < 4; q++) {
+        quad[q] = fold4(fold8(v[4 * q], v[4 * q + 1]), fold8(v[4 * q + 2], v[4 * q + 3]));
+    }
+    const __m512 sums = fold1(fold1(quad[0], quad[1]), fold1(quad[2], quad[3]));  // of v[0], v[4], v[8], v[12], v[1], ...
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_ps(out, _mm512_permutexvar_ps(order, sums));
+}
 }  // namespace avx512
 #define KERNEL_NAMESPACE avx512
 #define TARGET AVX512
-#define V __m512
-#define MR 6
-#define NR 4
 #include "gemm_kernel.h"
+namespace avx512 {
+const Kernels kernels = {MR, NR, sizeof(Packed), convert<Bf16>, convert<F16>, rows<float>, rows<Bf16>, rows<F16>};
+}
+
+// bfloat16 times bfloat16 by the instruction that is made for it: two products a lane, and nothing is converted. It
+// takes subnormal numbers (below 1.2e-38) for zero.
+#define AVX512_BF16 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+namespace avx512_bf16 {
+enum { MR = 6, NR = 4 };
+typedef __m512 Sum;
+typedef __m512i Operand;
+typedef Bf16 Packed;
+constexpr int kStep = 32;
+AVX512_BF16 inline __m512 zero() { return _mm512_setzero_ps(); }
+AVX512_BF16 inline __m512i load(const Bf16* p) { return _mm512_loadu_si512(p); }
+AVX512_BF16 inline __m512 fma(__m512i a, __m512i b, __m512 c) {
+    return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+AVX512_BF16 inline void sum4(__m512 a, __m512 b, __m512 c, __m512 d, float* out) { avx512::sum4(a, b, c, d, out); }
+AVX512_BF16 inline void sum16(const __m512* v, float* out) { avx512::sum16(v, out); }
+}  // namespace avx512_bf16
+#define KERNEL_NAMESPACE avx512_bf16
+#define TARGET AVX512_BF16
+#include "gemm_kernel.h"
+namespace avx512_bf16 {
+const Kernels kernels = {MR, NR, sizeof(Packed), nullptr, nullptr, rows<Bf16>, rows<Bf16>, nullptr};
+}
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 namespace avx2 {
+enum { MR = 2, NR = 2 };
 struct Vector {
     __m256 lo, hi;
 };
+typedef Vector Sum, Operand;
+typedef float Packed;
+constexpr int kStep = 16;
 AVX2 inline Vector zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-AVX2 inline Vector load_f32(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-AVX2 inline __m256 half_bf16(const uint16_t* p) {
+AVX2 inline Vector load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+AVX2 inline __m256 half(const Bf16* p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-AVX2 inline Vector load_bf16(const uint16_t* p) { return {half_bf16(p), half_bf16(p + 8)}; }
-AVX2 inline Vector load_f16(const uint16_t* p) {
+AVX2 inline Vector load(const Bf16* p) { return {half(p), half(p + 8)}; }
+AVX2 inline Vector load(const F16* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
@@ -156,39 +219,47 @@ AVX2 inline void sum4(Vector a, Vector b, Vector c, Vector d, float* out) {
 }  // namespace avx2
 #define KERNEL_NAMESPACE avx2
 #define TARGET AVX2
-#define V Vector
-#define MR 2
-#define NR 2
 #include "gemm_kernel.h"
+namespace avx2 {
+const Kernels kernels = {MR, NR, sizeof(Packed), convert<Bf16>, convert<F16>, rows<float>, rows<Bf16>, rows<F16>};
+}
 
 #endif
 
 // Every processor: four vectors of four, which the compiler maps to SSE2 or NEON. There is a fused multiply-add
 // in every arm64 processor and in no SSE2 one; either way all blocks use the same.
 namespace plain {
+#if defined(__aarch64__)
+enum { MR = 3, NR = 2 };
+#else
+enum { MR = 1, NR = 2 };
+#endif
 typedef float Quad __attribute__((vector_size(16)));
 struct Vector {
     Quad q[4];
 };
+typedef Vector Sum, Operand;
+typedef float Packed;
+constexpr int kStep = 16;
 inline Vector zero() { return {}; }
-inline Vector load_f32(const float* p) {
+inline Vector load(const float* p) {
     Vector v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-inline Vector load_bf16(const uint16_t* p) {
+inline Vector load(const Bf16* p) {
     Vector v;
     for (int q = 0; q < 4; q++) {
-        uint32_t bits[4] = {uint32_t(p[4 * q]) << 16, uint32_t(p[4 * q + 1]) << 16,
-                            uint32_t(p[4 * q + 2]) << 16, uint32_t(p[4 * q + 3]) << 16};
+        uint32_t bits[4] = {uint32_t(p[4 * q].bits) << 16, uint32_t(p[4 * q + 1].bits) << 16,
+                            uint32_t(p[4 * q + 2].bits) << 16, uint32_t(p[4 * q + 3].bits) << 16};
         memcpy(&v.q[q], bits, sizeof bits);
     }
     return v;
 }
-inline Vector load_f16(const uint16_t* p) {
-    float f[kLanes];
-    for (int l = 0; l < kLanes; l++) f[l] = f16_to_float(p[l]);
-    return load_f32(f);
+inline Vector load(const F16* p) {
+    float f[kStep];
+    for (int l = 0; l < kStep; l++) f[l] = f16_to_float(p[l].bits);
+    return load(f);
 }
 inline void store(float* p, Vector v) { memcpy(p, &v, sizeof v); }
 inline Vector fma(Vector a, Vector b, Vector c) {
@@ -211,15 +282,10 @@ inline void sum4(Vector a, Vector b, Vector c, Vector d, float* out) {
 }  // namespace plain
 #define KERNEL_NAMESPACE plain
 #define TARGET
-#define V Vector
-#if defined(__aarch64__)
-#define MR 3
-#define NR 2
-#else
-#define MR 1
-#define NR 2
-#endif
 #include "gemm_kernel.h"
+namespace plain {
+const Kernels kernels = {MR, NR, sizeof(Packed), convert<Bf16>, convert<F16>, rows<float>, rows<Bf16>, rows<F16>};
+}
 
 #if defined(__x86_64__)
 // What processor and system support: asked directly, because not every compiler's library has
@@ -233,7 +299,8 @@ int best_level() {
     __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if ((saved & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b >> 5 & 1)) return 1;
     const unsigned f512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
-    return (saved & 0xE6) == 0xE6 && (b & f512) == f512 ? 3 : 2;
+    if ((saved & 0xE6) != 0xE6 || (b & f512) != f512) return 2;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1 ? 4 : 3;
 }
 #else
 int best_level() { return 1; }
@@ -247,11 +314,13 @@ int level() {
     return forced_level && forced_level < best ? forced_level : best;
 }
 
-const Kernels& select_kernels() {
+const Kernels& select_kernels(bool both_bf16) {
 #if defined(__x86_64__)
-    if (level() == 3) return avx512::kernels;
+    if (level() == 4 && both_bf16) return avx512_bf16::kernels;
+    if (level() >= 3) return avx512::kernels;
     if (level() == 2) return avx2::kernels;
 #endif
+    (void)both_bf16;
     return plain::kernels;
 }
 
@@ -297,24 +366,40 @@ struct Job {
 
 long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
-// Rows i.. of columns k.. as float, each row zero up to the next 16.
-void pack(const Kernels& kernels, const Operand& x, long i, long rows, long k, long width, float* to,
-          ptrdiff_t ld) {
-    if (x.col == 1) {
-        for (long r = 0; r < rows; r++) kernels.convert(x.at(i + r, k), x.type, to + r * ld, width);
-    } else {
+// One row from column k on, as float or, where packed elements are bfloat16, as it is.
+void pack_row(const Kernels& kernels, const Operand& x, long i, long k, long width, char* to) {
+    if (x.col != 1) {
         for (long p = 0; p < width; p++) {
-            for (long r = 0; r < rows; r++) to[r * ld + p] = x.value(i + r, k + p);
+            if (kernels.item == 2) memcpy(to + 2 * p, x.at(i, k + p), 2);
+            else ((float*)to)[p] = x.value(i, k + p);
         }
+    } else if (kernels.item == x.item()) {
+        memcpy(to, x.at(i, k), size_t(width) * x.item());
+    } else if (x.type == kBf16) {
+        kernels.from_bf16((const Bf16*)x.at(i, k), (float*)to, width);
+    } else {
+        kernels.from_f16((const F16*)x.at(i, k), (float*)to, width);
     }
-    size_t rest = size_t(round_up(width, kLanes) - width) * sizeof(float);
-    for (long r = 0; r < rows; r++) memset(to + r * ld + width, 0, rest);
+}
+
+// Rows i.. of columns k.., packed ld elements apart, each zero up to a multiple of kPad.
+void pack(const Kernels& kernels, const Operand& x, long i, long rows, long k, long width, char* to, ptrdiff_t ld) {
+    for (long r = 0; r < rows; r++) {
+        char* row = to + r * ld * ptrdiff_t(kernels.item);
+        pack_row(kernels, x, i + r, k, width, row);
+        memset(row + size_t(width) * kernels.item, 0, size_t(round_up(width, kPad) - width) * kernels.item);
+    }
 }
 
 // C = alpha * sums + beta * C for some rows of both operands; sums is [resident row][streamed row].
 void write_out(const Problem& g, char* c, long resident, long rows, long streamed, long count,
                const float* sums, ptrdiff_t ld) {
     const size_t item = g.c_type == kF32 ? 4 : 2;
+    if (g.c_type == kF32 && g.alpha == 1 && g.beta == 0 && g.c_streamed == 1) {
+        for (long r = 0; r < rows; r++)
+            memcpy((float*)c + (resident + r) * g.c_resident + streamed, sums + r * ld, size_t(count) * item);
+        return;
+    }
     for (long r = 0; r < rows; r++) {
         for (long j = 0; j < count; j++) {
             char* p = c + ((resident + r) * g.c_resident + (streamed + j) * g.c_streamed) * ptrdiff_t(item);
@@ -334,16 +419,19 @@ void write_out(const Problem& g, char* c, long resident, long rows, long streame
 
 // Memory of one thread.
 struct Scratch {
-    float* panel;    // resident rows
-    float* packed;   // NR streamed rows of one kBlockK
+    char* panel;     // resident rows
+    char* packed;    // NR streamed rows of one kBlockK
     float* sums;     // [kPanelRows][kStreamRows]
 };
 
-constexpr ptrdiff_t kPackedLd = kBlockK + kLanes;  // not a power of two: rows must not share cache sets
-constexpr ptrdiff_t kSumsLd = kStreamRows + kLanes;
+constexpr ptrdiff_t kPackedLd = kBlockK + kPad;  // not a power of two: rows must not share cache sets
+constexpr ptrdiff_t kSumsLd = kStreamRows + 16;
+
+// Elements from one row of a panel of all k to the next.
+ptrdiff_t whole_ld(const Problem& g) { return round_up(g.k, kPad) + kPad; }
 
 bool panel_holds_all(const Problem& g, long rows) {
-    return size_t(rows) * size_t(round_up(g.k, kLanes) + kLanes) * sizeof(float) <= kPanelBytes;
+    return size_t(rows) * size_t(whole_ld(g)) * g.kernels->item <= kPanelBytes;
 }
 
 // The sums of `rows` resident rows from `i` with `count` streamed rows from `s`, for all k.
@@ -351,13 +439,14 @@ void tile(const Problem& g, const Operand& resident, const Operand& streamed, lo
           long count, const Scratch& m) {
     const Kernels& kernels = *g.kernels;
     const bool whole = panel_holds_all(g, rows);
-    const ptrdiff_t ld = whole ? round_up(g.k, kLanes) + kLanes : kPackedLd;
-    // With four blocks or fewer, converting streamed rows as they are used is cheaper than storing them first.
-    const bool direct = rows <= 4 * kernels.mr && streamed.col == 1;
+    const ptrdiff_t ld = whole ? whole_ld(g) : kPackedLd;
+    // With four blocks or fewer, converting streamed rows as they are used is cheaper than storing them first; and
+    // bfloat16 that stays as it is need never be stored.
+    const bool direct = streamed.col == 1 && (rows <= 4 * kernels.mr || kernels.item == sizeof(Bf16));
     for (long k = 0; k < g.k; k += kBlockK) {
         const long width = g.k - k < kBlockK ? g.k - k : kBlockK;
         if (!whole) pack(kernels, resident, i, rows, k, width, m.panel, ld);
-        const float* x = whole ? m.panel + k : m.panel;
+        const char* x = whole ? m.panel + size_t(k) * kernels.item : m.panel;
         for (long j = 0; j < count; j += kernels.nr) {
             const long n = count - j < kernels.nr ? count - j : kernels.nr;
             const void* w[kMaxNR];
@@ -365,12 +454,12 @@ void tile(const Problem& g, const Operand& resident, const Operand& streamed, lo
             // A block has always NR rows: the last one stands in for those that are not there.
             for (long q = 0; q < kernels.nr; q++) {
                 const long row = q < n ? q : n - 1;
-                w[q] = direct ? (const void*)streamed.at(s + j + row, k) : m.packed + row * kPackedLd;
+                w[q] = direct ? streamed.at(s + j + row, k) : m.packed + row * kPackedLd * ptrdiff_t(kernels.item);
             }
-            Rows run = !direct || streamed.type == kF32 ? kernels.f32
+            Rows run = !direct || streamed.type == kF32 ? kernels.packed
                        : streamed.type == kBf16         ? kernels.bf16
                                                         : kernels.f16;
-            run(x, ld, rows, w, direct ? width : round_up(width, kLanes), m.sums + j, kSumsLd, k == 0);
+            run(x, ld, rows, w, direct ? width : round_up(width, kPad), m.sums + j, kSumsLd, k == 0);
         }
     }
 }
@@ -387,11 +476,11 @@ void multiply(const Job& job, long task, const Scratch& m, long* packed_panel) {
     const long rows = resident.count - i < kPanelRows ? resident.count - i : kPanelRows;
     const bool whole = panel_holds_all(g, rows);
     if (whole && *packed_panel != panel) {
-        pack(*g.kernels, resident, i, rows, 0, g.k, m.panel, round_up(g.k, kLanes) + kLanes);
+        pack(*g.kernels, resident, i, rows, 0, g.k, m.panel, whole_ld(g));
         *packed_panel = panel;
     }
     const long to = from + job.chunk < streamed.count ? from + job.chunk : streamed.count;
-    const long step = whole ? g.kernels->nr : kStreamRows;
+    const long step = whole ? kWholeStreamRows : kStreamRows;
     for (long s = from; s < to; s += step) {
         const long count = to - s < step ? to - s : step;
         tile(g, resident, streamed, i, rows, s, count, m);
@@ -405,21 +494,22 @@ void make_key() { pthread_key_create(&scratch_key, free); }
 
 // A thread's working memory: made at its first product, and kept until the thread ends.
 bool take_scratch(Scratch* m) {
-    constexpr size_t least = size_t(kPanelRows * kPackedLd);
-    constexpr size_t panel_floats = kPanelBytes / sizeof(float) > least ? kPanelBytes / sizeof(float) : least;
-    constexpr size_t packed_floats = size_t(kMaxNR * kPackedLd), sums_floats = size_t(kPanelRows * kSumsLd);
+    constexpr size_t least = size_t(kPanelRows * kPackedLd) * sizeof(float);
+    constexpr size_t panel_bytes = kPanelBytes > least ? kPanelBytes : least;
+    constexpr size_t packed_bytes = size_t(kMaxNR * kPackedLd) * sizeof(float);
+    constexpr size_t sums_bytes = size_t(kPanelRows * kSumsLd) * sizeof(float);
     static __thread void* memory;
     if (!memory) {
-        if (posix_memalign(&memory, 4096, (panel_floats + packed_floats + sums_floats) * sizeof(float)) != 0) {
+        if (posix_memalign(&memory, 4096, panel_bytes + packed_bytes + sums_bytes) != 0) {
             memory = nullptr;
             return false;
         }
         pthread_once(&key_once, make_key);
         pthread_setspecific(scratch_key, memory);
     }
-    m->panel = (float*)memory;
-    m->packed = m->panel + panel_floats;
-    m->sums = m->packed + packed_floats;
+    m->panel = (char*)memory;
+    m->packed = m->panel + panel_bytes;
+    m->sums = (float*)(m->packed + packed_bytes);
     return true;
 }
 
@@ -446,7 +536,7 @@ bool run(const Problem& g, int threads) {
     job.panels = (g.resident.count + kPanelRows - 1) / kPanelRows;
     const long others = g.batch * job.panels, wanted = threads * kTasksPerThread;
     const long pieces = threads <= 1 || others >= wanted ? 1 : (wanted + others - 1) / others;
-    job.chunk = round_up((g.streamed.count + pieces - 1) / pieces, kLanes);
+    job.chunk = round_up((g.streamed.count + pieces - 1) / pieces, 16);
     job.chunks = (g.streamed.count + job.chunk - 1) / job.chunk;
     job.next = 0;
     if (threads > others * job.chunks) threads = int(others * job.chunks);
@@ -469,7 +559,7 @@ API int emu_gemm(int trans_a, int trans_b, long m, long n, long k, float alpha, 
                  float beta, void* c, int c_type, long ldc, long long stride_c, long batch, int threads) {
     if (m <= 0 || n <= 0 || batch <= 0) return 0;
     Problem g;
-    g.kernels = &select_kernels();
+    g.kernels = &select_kernels(a_type == kBf16 && b_type == kBf16);
     g.k = alpha == 0 ? 0 : k;
     g.alpha = alpha;
     g.beta = beta;
@@ -487,7 +577,8 @@ API int emu_gemm(int trans_a, int trans_b, long m, long n, long k, float alpha, 
     return run(g, threads) ? 0 : 2;
 }
 
-// Which instructions emu_gemm uses: 1 those of every processor, 2 AVX2, 3 AVX-512. A `wanted` above 0 sets an
+// Which instructions emu_gemm uses: 1 those of every processor, 2 AVX2, 3 AVX-512, 4 its bfloat16
+// products too. A `wanted` above 0 sets an
 // upper limit (for tests), 0 removes it, below 0 only asks.
 API int emu_gemm_level(int wanted) {
     if (wanted >= 0) forced_level = wanted;

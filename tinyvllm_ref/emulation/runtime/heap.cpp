@@ -113,6 +113,11 @@ void drop_shadow(Allocation& a) {
 
 }  // namespace
 
+void hold_heap(bool hold) {
+    if (hold) lock.lock();
+    else lock.unlock();
+}
+
 void set_granule(Allocation& a, unsigned item_bytes) {
     unsigned shift = item_bytes >= 4 ? 2 : item_bytes == 2 ? 1 : 0;
     if (shift == a.granule_shift) return;

@@ -22,6 +22,7 @@ struct Allocation {
     char* map_base = nullptr;         // first accessible page
     size_t map_size = 0;
     bool live = false;
+    bool is_constant = false;         // a __constant__ variable: a card reads it through a cache of its own
     bool initialized = false;         // every byte has been written: `written` need not be looked at
     uint8_t* written = nullptr;       // one byte a byte, 1 where written (full mode)
     Cell* cells = nullptr;            // one record a granule for race checks (full mode)
@@ -54,6 +55,8 @@ Allocation* nearest(const void* p);
 
 // One record of checks.cpp stands for an item of this size (1, 2, or 4 bytes at most).
 void set_granule(Allocation& a, unsigned item_bytes);
+
+void hold_heap(bool hold);            // while the process forks
 
 void* map_pages(size_t bytes);        // zeroed memory that costs nothing until it is touched; null if refused
 void unmap_pages(void* p, size_t bytes);

@@ -22,25 +22,35 @@ __thread Worker* self __attribute__((tls_model("initial-exec")));
 
 namespace {
 
+// Pages under stacks that all workers together make inaccessible: each costs two of the mappings that the system
+// allows a process (65,530 on Linux), and on many cores they would take all of them.
+constexpr int kMaxGuards = 12000;
+int n_guards = 0;
+
 constexpr size_t kSharedArena = kSharedStride * (kMaxShared + 1);
 constexpr uint64_t kManyThreads = 8192;   // a launch of so many threads is worth waking the other cores
 constexpr double kLongSeconds = 20e-6;    // so is one whose first block shows that the rest will take this long
 
-void make_worker(Worker* w) {
+// False where the system has no more memory, or no more mappings, to give.
+bool make_worker(Worker* w) {
     w->stacks = (char*)mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     w->shared = (char*)mmap(nullptr, kSharedArena, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (w->stacks == MAP_FAILED || w->shared == MAP_FAILED) abort();
     size_t page = size_t(sysconf(_SC_PAGESIZE));
-    for (int k = 0; k < kMaxThreads; k++) mprotect(w->stacks + k * kStack, page, PROT_NONE);
-    mprotect(w->shared + kSharedArena - page, page, PROT_NONE);
-    mprotect(w->shared + kSharedStride - page, page, PROT_NONE);  // fast mode's arena ends here
+    bool good = w->stacks != MAP_FAILED && w->shared != MAP_FAILED;
+    good = good && mprotect(w->shared + kSharedArena - page, page, PROT_NONE) == 0;
+    good = good && mprotect(w->shared + kSharedStride - page, page, PROT_NONE) == 0;  // fast mode's arena ends here
+    if (good) return true;
+    if (w->stacks != MAP_FAILED) munmap(w->stacks, kStack * kMaxThreads);
+    if (w->shared != MAP_FAILED) munmap(w->shared, kSharedArena);
+    return false;
 }
 
 // A thread of Python's that ends takes its worker along.
 void free_worker(void* p) {
     Worker* w = (Worker*)p;
+    __atomic_fetch_sub(&n_guards, w->n_guarded, __ATOMIC_RELAXED);
     munmap(w->stacks, kStack * kMaxThreads);
     munmap(w->shared, kSharedArena);
     for (Allocation& region : w->shared_region) {
@@ -51,19 +61,38 @@ void free_worker(void* p) {
     self = nullptr;
 }
 
+// This thread's worker; null where there is no memory for one.
 Worker* this_worker() {
     static pthread_key_t key;
     static bool has_key = pthread_key_create(&key, free_worker) == 0;
     if (!self) {
         void* p = nullptr;
-        if (posix_memalign(&p, 64, sizeof(Worker)) != 0) abort();
+        if (posix_memalign(&p, 64, sizeof(Worker)) != 0) return nullptr;
         memset(p, 0, sizeof(Worker));
-        make_worker((Worker*)p);
+        if (!make_worker((Worker*)p)) {
+            free(p);
+            return nullptr;
+        }
         self = (Worker*)p;
         if (has_key) pthread_setspecific(key, p);
     }
     return self;
 }
+
+}  // namespace
+
+// Before a stack is used for the first time: what overruns it must not reach the next one.
+void guard_stack(Worker* w, int number) {
+    if (number != w->n_guarded) return;  // made before, or one was left out
+    if (__atomic_add_fetch(&n_guards, 1, __ATOMIC_RELAXED) > kMaxGuards ||
+        mprotect(w->stacks + size_t(number) * kStack, size_t(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) {
+        __atomic_fetch_sub(&n_guards, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    w->n_guarded++;
+}
+
+namespace {
 
 void fill_index(Worker* w, Uint3 dim) {
     if (w->index_of.x == dim.x && w->index_of.y == dim.y && w->index_of.z == dim.z) return;
@@ -118,6 +147,7 @@ struct Shared {
 void help_launch(void* argument) {
     Shared& shared = *(Shared*)argument;
     Worker* w = this_worker();
+    if (!w) return;  // no memory for one: the others run all the blocks
     watch_this_thread();
     run_blocks(w, shared.launch);
     Hold hold(shared.mutex);
@@ -131,6 +161,15 @@ void after_fork() {
     launch_lock = Mutex();
     reset_watch_after_fork();
     reset_messages_after_fork();
+    reset_variables_after_fork();
+    reset_checks_after_fork();
+    hold_heap(false);
+}
+
+// From the moment the library is loaded: the first launch may be another thread's.
+// The heap is whole in a child, for it is held while the process forks.
+__attribute__((constructor)) void prepare_for_fork() {
+    pthread_atfork([] { hold_heap(true); }, [] { hold_heap(false); }, after_fork);
 }
 
 constexpr size_t kMaxArgumentBytes = 32764, kMaxArguments = 256;  // the card's limit, and describe()'s
@@ -145,7 +184,9 @@ struct LaunchRequest {
     uint64_t n_args;
     const char *image_lo, *image_hi;
     uint32_t grid[3], block[3];
-    uint64_t dynamic_bytes;
+    uint64_t dynamic_bytes, shared_limit;
+    const uint8_t* indexed_lines;
+    uint64_t n_lines;
     int32_t full, plain;
     double timeout;
 };
@@ -215,8 +256,6 @@ using namespace emu;
 EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* counters) {
     Hold hold(launch_lock);
     *counters = Counters{};
-    static bool fork_handler = (pthread_atfork(nullptr, nullptr, after_fork), true);
-    (void)fork_handler;
     Launch launch = {};
     launch.entry = request->entry;
     if (request->args_bytes > kMaxArgumentBytes || request->n_args > kMaxArguments) {
@@ -233,6 +272,9 @@ EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* cou
     launch.block = {request->block[0], request->block[1], request->block[2]};
     launch.blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
     launch.dynamic_bytes = request->dynamic_bytes;
+    launch.shared_limit = request->shared_limit < kSharedLimit ? request->shared_limit : kSharedLimit;
+    launch.indexed_lines = request->indexed_lines;
+    launch.n_lines = uint32_t(request->n_lines);
     launch.full = request->full != 0;
     launch.plain = request->plain != 0;
     dynamic_shared.bytes = request->dynamic_bytes;
@@ -240,6 +282,10 @@ EMU_API int emu_launch(const LaunchRequest* request, Fault* fault, Counters* cou
     clear_messages();
 
     Worker* w = this_worker();
+    if (!w || (launch.full && !checks_make())) {
+        fault->kind = kNoMemory;
+        return kNoMemory;
+    }
     w->launch = &launch;
     AlternateStack stack;
     catch_signals();

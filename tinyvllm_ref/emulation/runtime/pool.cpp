@@ -2,7 +2,7 @@
 #include "pool.h"
 
 #include <pthread.h>
-#include <time.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "signals.h"
@@ -156,8 +156,14 @@ void finish_help() {
 }
 
 int cores() {
-    static const int n = int(sysconf(_SC_NPROCESSORS_ONLN));
-    return n < 1 ? 1 : n;
+    static int n = 0;
+    if (n > 0) return n;
+#if defined(__linux__)
+    cpu_set_t mine;
+    if (sched_getaffinity(0, sizeof mine, &mine) == 0) return n = CPU_COUNT(&mine) > 0 ? CPU_COUNT(&mine) : 1;
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return n = online < 1 ? 1 : int(online);
 }
 
 }  // namespace emu

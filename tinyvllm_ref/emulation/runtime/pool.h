@@ -13,6 +13,6 @@ bool start_help(void (*run)(void*), void* argument, int helpers);
 // No helper joins from now on; returns when those that have are done. Only after start_help() was true.
 void finish_help();
 
-int cores();
+int cores();  // that this process may run on
 
 }  // namespace emu
