@@ -14,7 +14,8 @@ from typing import Any
 from . import cache, native, toolchain
 from .errors import CompileException
 from .spaces import host_calls
-from .translate import FILE_PREFIX, TAG_PREFIX, TYPE_PREFIX, Kernel, Parameter, Translation, translate
+from .storage import FILE_PREFIX, HOME_PREFIX, TAG_PREFIX, TYPE_PREFIX
+from .translate import MISSING_HEADER, Kernel, Parameter, Translation, translate
 
 SOURCE_NAME = "kernel.cu"
 _INCLUDE = native.SOURCE_FOLDER / "include"
@@ -29,6 +30,7 @@ _DIAGNOSTIC = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? "
     r"(?P<what>(?:fatal )?error|warning): (?P<text>.*)$"
 )
+_WORD_LANES = re.compile(r"\b__(v[a-z]+[24]|dp[24]a)")
 # Sections of their own let the linker drop device functions that no kernel calls.
 _FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2", "-ffunction-sections", "-fdata-sections"]}
 
@@ -59,6 +61,8 @@ class Entry:
         Of the C function ``void entry(void** args)`` that runs one thread.
     block_address : int
         Of the one that runs a whole block; 0 where threads may wait for each other.
+    max_threads : int
+        Of a block, from ``__launch_bounds__``.
     parameters : tuple of Parameter
         Names and types as written.
     types : tuple of ParameterType
@@ -70,6 +74,18 @@ class Entry:
     parameters: tuple[Parameter, ...]
     types: tuple[ParameterType, ...]
     block_address: int = 0
+    max_threads: int = 1024
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A ``__device__`` or ``__constant__`` variable in device memory: address, bytes, bytes of an element."""
+
+    name: str
+    address: int
+    size: int
+    item: int
+    is_constant: bool
 
 
 @dataclass
@@ -82,6 +98,13 @@ class Library:
     image: tuple[int, int]
     translation: Translation
     entries: dict[str, Entry]
+    variables: tuple[Variable, ...] = ()
+
+    @functools.cached_property
+    def indexed_lines(self) -> bytes:
+        """By line number, 1 where a variable with bounds of its own is indexed."""
+        lines = self.translation.indexed_lines
+        return bytes(line in lines for line in range(max(lines, default=-1) + 1))
 
 
 class NoSuchKernel(LookupError):
@@ -121,7 +144,8 @@ def _sort_options(options: tuple[str, ...], source: str) -> tuple[list[str], lis
 def _tidy(text: str) -> str:
     """The compiler's words without our own names in them."""
     text = text.replace("‘", "'").replace("’", "'")
-    text = text.replace(TYPE_PREFIX, "").replace(TAG_PREFIX, "").replace(FILE_PREFIX, "")
+    for prefix in (TYPE_PREFIX, TAG_PREFIX, FILE_PREFIX, HOME_PREFIX):
+        text = text.replace(prefix, "")
     if "emu_inline_ptx_is_not_emulated" in text:
         return "inline PTX is not emulated: put it behind #ifdef __CUDA_ARCH__, with plain C++ in the #else"
     if "emu_shared_inside_a_macro_is_not_emulated" in text:
@@ -208,15 +232,39 @@ def _callable_names(translation: Translation, expressions: tuple[str, ...]) -> l
     return list(dict.fromkeys([*plain, *expressions]))
 
 
+def _base_name(name: str) -> str:
+    """``sum`` of ``tools::sum<float>``."""
+    return name.split("<")[0].split("::")[-1].strip()
+
+
+def _thread_bounds(translation: Translation, names: list[str]) -> dict[int, str]:
+    """By entry, the argument of ``__launch_bounds__``, where it means something outside of the declaration."""
+    kernels = {kernel.name: kernel for kernel in translation.kernels}
+    is_flat = all(token.text != "namespace" for token in translation.tokens)
+    found = {}
+    for k, name in enumerate(names):
+        kernel = kernels.get(_base_name(name))
+        text = kernel.max_threads if kernel else ""
+        if kernel and text and (text.isdigit() or (is_flat and not kernel.is_template)):
+            found[k] = text
+    return found
+
+
 def _unit(translation: Translation, names: list[str], defines: list[str]) -> str:
     entries = "".join(f"EMU_ENTRY({k}, {name})\n" for k, name in enumerate(names))
-    before = "\n".join(['#include "cuda_shim.h"', *defines])
+    entries += "".join(f"EMU_BOUND({k}, {text})\n" for k, text in _thread_bounds(translation, names).items())
+    headers = ['#include "cuda_shim.h"']
+    if _WORD_LANES.search(translation.source):  # many functions that few kernels use: compiling stays fast
+        headers.append('#include "word_lanes.h"')
+    before = "\n".join([*headers, *defines])
     return f'{before}\n#line 1 "{SOURCE_NAME}"\n{translation.code}\n#line 1 "entries"\n{entries}'
 
 
-def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
+def _mode_flags(compiler: toolchain.Toolchain, mode: str, source: str) -> list[str]:
     flags = [*_FLAGS[mode], "-g1", "-gdwarf-4", *compiler.common_flags]
     flags += ["-Wno-unknown-pragmas", "-Werror=return-type"]
+    if "__activemask" in source:
+        flags += ["-DEMU_ASKS_ACTIVE_MASK", "-Wno-attributes", *compiler.keep_calls_flags]
     gcc, clang = ["-fno-diagnostics-show-caret"], ["-fno-caret-diagnostics"]
     flags += ["-fdiagnostics-color=never", *(gcc if compiler.family == "gcc" else clang)]
     return flags + (compiler.instrument_flags if mode == "full" else [])
@@ -224,7 +272,7 @@ def _mode_flags(compiler: toolchain.Toolchain, mode: str) -> list[str]:
 
 def _build(target: Path, unit: str, translation: Translation, options: tuple[str, ...], mode: str) -> None:
     compiler = toolchain.find()
-    flags = [*_sort_options(options, translation.source)[0], *_mode_flags(compiler, mode)]
+    flags = [*_sort_options(options, translation.source)[0], *_mode_flags(compiler, mode, translation.source)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
     if compiler.family == "zig":  # it looks for headers of a C library wherever it may link one
         flags += ["-nostdlib"]
@@ -253,13 +301,29 @@ def _only_entries_fail(raw: str) -> bool:
     return bool(errors) and all(match["file"] == "entries" for match in errors)
 
 
+def _missing_header(raw: str, translation: Translation) -> str:
+    """NVRTC's words for an included file that is not there; "" where every one is."""
+    for match in map(_DIAGNOSTIC.match, raw.splitlines()):
+        if match is None or MISSING_HEADER not in match["text"]:
+            continue
+        number = int(match["line"])
+        name = match["text"].split(MISSING_HEADER)[1].strip().strip('"')
+        file, shown = translation.place(number)
+        rows = [f'{file or SOURCE_NAME}({shown}): catastrophic error: cannot open source file "{name}"']
+        rows += _show(translation, number, None)
+        rows += [f'1 catastrophic error detected in the compilation of "{SOURCE_NAME}".']
+        return "\n".join([*rows, "Compilation terminated."])
+    return ""
+
+
 def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Exception:
     if "No space left on device" in raw:
         return OSError(28, "no space left on the disk while compiling a kernel")
-    text, errors = format_messages(raw, translation)
+    missing = _missing_header(raw, translation)
+    text, errors = (missing, 0) if missing else format_messages(raw, translation)
     if errors:
         text += "\n" + _count_text(errors)
-    elif _only_entries_fail(raw):
+    elif not missing and _only_entries_fail(raw):
         return NoSuchKernel(_tidy(raw))
     else:
         text = text or _link_message(raw, translation)
@@ -319,7 +383,24 @@ def _image_size(path: Path) -> int:
     return path.stat().st_size + (1 << 16)
 
 
-def _load(handle: ctypes.CDLL, path: Path, translation: Translation, names: list[str]) -> Library:
+def _find_variables(module: int) -> tuple[Variable, ...]:
+    """The variables that loading this source's library has made, or found made."""
+    runtime = native.runtime()
+    found: list[Variable] = []
+    name, constant = ctypes.c_char_p(), ctypes.c_int()
+    numbers = [ctypes.c_uint64() for _ in range(3)]
+    places = [ctypes.byref(place) for place in (name, *numbers, constant)]
+    while runtime.emu_variable_info(module, len(found), *places):
+        address, size, item = (number.value for number in numbers)
+        found.append(
+            Variable((name.value or b"").decode(), address, size, max(1, item), bool(constant.value))
+        )
+    return tuple(found)
+
+
+def _load(
+    handle: ctypes.CDLL, path: Path, translation: Translation, names: list[str], module: int
+) -> Library:
     base = _base_address(ctypes.cast(handle.emu_entry_0, ctypes.c_void_p).value or 0) if names else 0
     image = (base, base + _image_size(path)) if names else (0, 0)
     kernels = {kernel.name: kernel for kernel in translation.kernels}
@@ -329,15 +410,21 @@ def _load(handle: ctypes.CDLL, path: Path, translation: Translation, names: list
         address = ctypes.cast(handle[f"emu_entry_{k}"], ctypes.c_void_p).value or 0
         types = (ParameterType * 256)()
         count = handle[f"emu_describe_{k}"](types)
-        kernel = kernels.get(
-            re.split(r"<", name)[0].split("::")[-1].strip(), Kernel(name, (), False, False, 0)
-        )
+        kernel = kernels.get(_base_name(name), Kernel(name, (), False, False, 0))
         parameters = kernel.parameters
         if len(parameters) != count:  # made by a macro: the names are not in the text
             parameters = tuple(Parameter(f"argument {j}", "") for j in range(count))
         block = ctypes.cast(handle[f"emu_block_{k}"], ctypes.c_void_p).value or 0 if plain else 0
-        entries[name] = Entry(name, address, parameters, tuple(types[j] for j in range(count)), block)
-    return Library(path, handle, base, image, translation, entries)
+        bound = getattr(handle, f"emu_bound_{k}", None)
+        entries[name] = Entry(
+            name,
+            address,
+            parameters,
+            tuple(types[j] for j in range(count)),
+            block,
+            min(1024, bound()) if bound else 1024,
+        )
+    return Library(path, handle, base, image, translation, entries, _find_variables(module))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -365,12 +452,15 @@ def compile_source(
         When an expression names nothing.
     """
     compiler = toolchain.find()
-    translation = translate(source)
+    flags, defines = _sort_options(options, source)
+    folders = [_INCLUDE, *(Path(flag[2:]) for flag in flags if flag.startswith("-I"))]
+    translation = translate(source, lambda name: any((folder / name).is_file() for folder in folders))
     _check_spaces(translation, options)
     names = _callable_names(translation, expressions)
-    flags, defines = _sort_options(options, source)
     unit = _unit(translation, names, defines)
-    key_flags = shlex.join([*flags, *_mode_flags(compiler, mode)])
+    key_flags = shlex.join([*flags, *_mode_flags(compiler, mode, translation.source)])
     name = cache.key(unit, key_flags, compiler.version, str(native.library_path())) + ".so"
+    module = int(cache.key(source, *flags, *defines)[:16], 16)
+    native.runtime().emu_begin_module(module)
     handle, path = cache.load(name, lambda target: _build(target, unit, translation, options, mode))
-    return _load(handle, path, translation, names)
+    return _load(handle, path, translation, names, module)

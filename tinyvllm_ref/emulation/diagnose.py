@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +15,14 @@ from .debug_lines import line_of
 from .errors import (
     BarrierDivergence,
     CompileException,
+    CUDADriverError,
     DataRace,
     KernelAssertion,
     KernelError,
     KernelFault,
     KernelTimeout,
     OutOfBounds,
+    OutOfMemoryError,
     Site,
     UninitializedRead,
 )
@@ -68,6 +71,22 @@ class Region:
     item: int
     type: str
     is_const: bool = False
+    pointed: str = ""  # of an array of pointers: what they point to
+
+
+# Bytes of what a pointer in an array points to, by its type as written.
+_POINTED_SIZE = {
+    "char": 1, "unsigned char": 1, "short": 2, "unsigned short": 2, "__half": 2, "__nv_bfloat16": 2, "int": 4,
+    "unsigned": 4, "unsigned int": 4, "float": 4, "double": 8, "long long": 8, "float2": 8, "float4": 16,
+}  # fmt: skip
+_MOST_POINTERS = 1 << 16
+_BESIDE = 1 << 20  # bytes around an array in which no other lies
+
+
+def _pointed_type(type_text: str) -> str:
+    """``float`` of ``const float* const* __restrict__``; "" of what is no pointer to pointers."""
+    words = re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", " ", type_text)
+    return " ".join(words.replace("*", " ").split()) if words.count("*") == 2 else ""
 
 
 def _bytes_behind(pointer: int) -> int:
@@ -118,9 +137,12 @@ class Launched:
     # ---------------- memory
     @property
     def regions(self) -> list[Region]:
-        """The arrays among the arguments."""
+        """The arrays among the arguments, and the source's ``__device__`` variables."""
         if self._regions is None:
-            self._regions = []
+            self._regions = [
+                Region(v.name, v.address, v.size, v.item, "__constant__" if v.is_constant else "__device__")
+                for v in self.library.variables
+            ]
             for parameter, kind, value in zip(
                 self.entry.parameters, self.entry.types, self.args, strict=False
             ):
@@ -130,7 +152,15 @@ class Launched:
                 length = value.nbytes if isinstance(value, ndarray) else _bytes_behind(pointer)
                 text = str(value.dtype) if isinstance(value, ndarray) else "bytes"
                 self._regions.append(
-                    Region(parameter.name, pointer, length, max(1, kind.item_size), text, bool(kind.is_const))
+                    Region(
+                        parameter.name,
+                        pointer,
+                        length,
+                        max(1, kind.item_size),
+                        text,
+                        bool(kind.is_const),
+                        _pointed_type(parameter.type),
+                    )
                 )
         return self._regions
 
@@ -163,7 +193,27 @@ class Launched:
             return distance, write and region.is_const, region.size
 
         near = [region for region in self.regions if away(region)[0] < _NEAR]
-        return min(near, key=away, default=None)
+        best = min(near, key=away, default=None)
+        if best is not None and away(best)[0] == 0:
+            return best
+        behind = [region for region in self._pointed_to() if away(region)[0] < _BESIDE]
+        return min(behind, key=away, default=best)
+
+    def _pointed_to(self) -> list[Region]:
+        """Arrays that the kernel reaches by pointers which lie in the arrays it was given: ``rows[3]``."""
+        found = []
+        for region in self.regions:
+            if region.item != 8 or not native.runtime().emu_is_live(region.base, region.size):
+                continue
+            count = min(region.size // 8, _MOST_POINTERS)
+            for k, pointer in enumerate((ctypes.c_uint64 * count).from_address(region.base)):
+                size = _bytes_behind(pointer)
+                if size:
+                    item = _POINTED_SIZE.get(region.pointed, 1)
+                    found.append(
+                        Region(f"{region.name}[{k}]", pointer, size, item, region.pointed or "bytes")
+                    )
+        return found
 
     def element(self, address: int, slot: int, write: bool = False) -> tuple[str, int | None]:
         """Name of the array and flat index of the element at an address."""
@@ -228,8 +278,38 @@ def _other(launched: Launched, fault: Fault) -> Site:
 
 
 # ---------------- a function a kind
+def _indexed_name(launched: Launched, line: int, column: int) -> str:
+    """The name in front of the bracket that is nearest to a column of the translated line."""
+    column = launched.library.translation.source_column(line, column)
+    subscript = r"\s*(?:\[[^][]*\]\s*)*"
+    found = re.finditer(rf"(?:\w+{subscript}(?:\.|->))*(\w+){subscript}\[", launched.source_line(line))
+
+    def away(match: re.Match[str]) -> int:  # compilers point at the expression, its last name, or a bracket
+        return min(abs(at + 1 - column) for at in (match.start(), match.start(1), match.end() - 1))
+
+    nearest = min(found, key=away, default=None)
+    return nearest[1] if nearest else ""
+
+
+def _array_index(launched: Launched, fault: Fault, site: Site) -> KernelError:
+    """An index out of the range of an array whose size the compiler knows: a local one, or a structure's."""
+    index = ctypes.c_int64(fault.address).value
+    array = _indexed_name(launched, launched.line(fault.pc), fault.count)
+    type_text = fault.text.decode(errors="replace").strip("'")
+    size = re.search(r"\[(\d+)\]", type_text)
+    count = f"{int(size[1]):,} elements" if size else "fewer elements"
+    name = array or "an array"
+    message = (
+        f"kernel `{launched.entry.name}`: out of bounds: {name}[{index}] was used; {name} has {count} "
+        f"({type_text})\n  {_who(launched, site)}\n{_show(site)}"
+    )
+    return OutOfBounds(message, kernel=launched.entry.name, array=array, index=index, site=site)
+
+
 def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
     site = _site(launched, fault)
+    if fault.problem == 1:
+        return _array_index(launched, fault, site)
     region = launched.region(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     if fault.shared_slot >= 0 and region is None:
         what = (
@@ -239,7 +319,7 @@ def _out_of_bounds(launched: Launched, fault: Fault) -> KernelError:
     elif region is not None:
         index = (fault.address - region.base) // region.item
         array, count = region.name, region.size // region.item
-        kind = "" if region.type == "__shared__" else f" ({region.type})"
+        kind = "" if region.type.startswith("__") else f" ({region.type})"
         what = f"{array}[{index}] was {_verb(fault.access)}; {array} has {count:,} elements{kind}"
         if 0 <= index < count:
             what += f", and the {fault.bytes} bytes of this access reach past its end"
@@ -351,6 +431,11 @@ def _timeout(launched: Launched, fault: Fault) -> KernelError:
         f"{settings.current_timeout():g} seconds, and was stopped; does a loop never end?\n"
         f"  it was at {_who(launched, site)}\n{_show(site)}"
     )
+    if launched.grid != (1, 1, 1):
+        message += (
+            "\n  (blocks are run in order here, one after another on each core: a block that waits for a later one "
+            "waits forever. A card does not promise that it would not)"
+        )
     return KernelTimeout(message, kernel=launched.entry.name, site=site)
 
 
@@ -383,13 +468,30 @@ def _misaligned(launched: Launched, fault: Fault) -> KernelError:
     return KernelFault(message, kernel=launched.entry.name, array=array, index=index, site=site)
 
 
-def _too_much_shared(launched: Launched, fault: Fault) -> CompileException:
+def _too_much_shared(launched: Launched, fault: Fault) -> Exception:
+    if fault.problem == 1:
+        return CUDADriverError(
+            1,
+            f"kernel `{launched.entry.name}`: its __shared__ variables take {fault.bytes:,} bytes, which leaves too "
+            "little of the limit for shared_mem. Raise kernel.max_dynamic_shared_size_bytes (with the variables "
+            "at most 232,448) before the launch, or ask for less",
+        )
+    if fault.problem == 2:
+        return KernelFault(
+            f"kernel `{launched.entry.name}`: it has more than {fault.bytes} __shared__ variables (each instance "
+            "of a template counts); the emulation keeps no more apart: put some into one array",
+            kernel=launched.entry.name,
+        )
     message = (
         f"ptxas error   : Entry function '{launched.entry.name}' uses too much shared data "
         f"({fault.bytes:#x} bytes, {48 << 10:#x} max): its __shared__ variables take {fault.bytes:,} bytes; "
         "a block has 49,152, and more only as dynamic shared memory"
     )
     return CompileException(message, launched.library.translation.source, launched.entry.name, ())
+
+
+def _no_memory(launched: Launched, fault: Fault) -> Exception:
+    return OutOfMemoryError(1024 * (640 << 10), int(native.runtime().emu_live_bytes()))
 
 
 _MAKERS: dict[int, Callable[[Launched, Fault], Exception]] = {
@@ -405,6 +507,7 @@ _MAKERS: dict[int, Callable[[Launched, Fault], Exception]] = {
     10: _too_much_shared,
     11: _misaligned,
     12: _slack_overwritten,
+    13: _no_memory,
 }
 
 

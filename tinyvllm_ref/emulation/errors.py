@@ -76,6 +76,17 @@ class OutOfMemoryError(MemoryError):
         )
 
 
+class TooManyArrays(OutOfMemoryError):
+    """There is memory left, and no way to put an inaccessible page beside one more array."""
+
+    def __str__(self) -> str:
+        return (
+            "too many arrays are alive: each lies beside an inaccessible page, which takes two of the mappings that "
+            "the system allows a process (vm.max_map_count). Let go of arrays that are no longer needed, put many "
+            "small ones into one, or raise the limit: sudo sysctl vm.max_map_count=1048576"
+        )
+
+
 class CompileException(Exception):
     """The kernel's source does not compile.
 

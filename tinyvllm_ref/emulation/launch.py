@@ -53,6 +53,9 @@ class LaunchRequest(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("dynamic_bytes", ctypes.c_uint64),
+        ("shared_limit", ctypes.c_uint64),
+        ("indexed_lines", ctypes.c_char_p),
+        ("n_lines", ctypes.c_uint64),
         ("full", ctypes.c_int32),
         ("plain", ctypes.c_int32),
         ("timeout", ctypes.c_double),
@@ -319,10 +322,13 @@ def launch(
     block: Any,
     args: Sequence[Any],
     shared: int,
-    shared_limit: int,
+    shared_limit: int | None,
     mode: str,
 ) -> None:
     """Run a kernel to its end.
+
+    `shared_limit` is what the kernel may ask for as dynamic shared memory, or None where nobody has raised it:
+    then 48 KiB hold the static and the dynamic part together, as on a card.
 
     Raises
     ------
@@ -334,8 +340,15 @@ def launch(
         For arguments that do not fit the kernel's parameters.
     """
     shared = int(shared)
-    grid3, block3 = check_geometry(grid, block, shared, shared_limit)
+    grid3, block3 = check_geometry(grid, block, shared, shared_limit or STATIC_SHARED_LIMIT)
     entry = plan.entry
+    threads = block3[0] * block3[1] * block3[2]
+    if threads > entry.max_threads:
+        raise CUDADriverError(
+            1,
+            f"block {block3} has {threads:,} threads; kernel `{entry.name}` allows {entry.max_threads:,}, by its "
+            f"__launch_bounds__",
+        )
     packed = _pack(plan, args)
     plain = mode == "fast" and entry.block_address != 0
     request = LaunchRequest(
@@ -350,6 +363,9 @@ def launch(
         grid3,
         block3,
         shared,
+        STATIC_SHARED_LIMIT if shared_limit is None else SHARED_OPT_IN_LIMIT,
+        library.indexed_lines,
+        len(library.indexed_lines),
         mode == "full",
         plain,
         settings.current_timeout(),

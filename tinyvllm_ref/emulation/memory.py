@@ -16,12 +16,13 @@ import ctypes
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import native
-from .errors import CUDARuntimeError, OutOfMemoryError
+from .errors import CUDARuntimeError, OutOfMemoryError, TooManyArrays
 
 if TYPE_CHECKING:
     from .cuda import Device
@@ -50,6 +51,23 @@ __all__ = [
 ALLOCATION_UNIT = 512  # bytes; a pool counts in multiples of it
 _ALWAYS_TRY = 64 << 20  # bytes; below this an allocation is tried without looking at the free memory first
 
+_pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
+
+
+def _hold_pools() -> None:
+    """Before a fork: no other thread is in the midst of a change that the child would never see finished."""
+    for pool in list(_pools):
+        pool._lock.acquire()
+
+
+def _release_pools() -> None:
+    for pool in list(_pools):
+        with contextlib.suppress(RuntimeError):  # made since
+            pool._lock.release()
+
+
+os.register_at_fork(before=_hold_pools, after_in_parent=_release_pools, after_in_child=_release_pools)
+
 Allocator = Callable[[int], "MemoryPointer"]
 HostPointer = int | ctypes.c_void_p
 
@@ -75,6 +93,12 @@ def free_bytes() -> int:
     if limit is not None and used is not None:
         free = min(free, limit - used)
     return max(free, 0)
+
+
+def mappings_are_used_up() -> bool:
+    """Has this process as many mappings as the system allows one? Every live array takes two of them."""
+    limit = _read_number("/proc/sys/vm/max_map_count")
+    return limit is not None and len(_read_lines("/proc/self/maps")) >= limit - 100
 
 
 def _read_lines(path: str) -> list[str]:
@@ -193,6 +217,8 @@ class Memory(BaseMemory):
             raise OutOfMemoryError(size, int(library.emu_live_bytes()))
         self.ptr = int(library.emu_malloc(size) or 0)
         if not self.ptr:
+            if mappings_are_used_up():
+                raise TooManyArrays(size, int(library.emu_live_bytes()))
             raise OutOfMemoryError(size, int(library.emu_live_bytes()))
         # Kept here because module globals may be gone when the interpreter ends.
         self._free = library.emu_free
@@ -390,6 +416,7 @@ class MemoryPool:
         self._limit = 0
         # Reentrant: the garbage collector may give a block back while this thread is in malloc.
         self._lock = threading.RLock()
+        _pools.add(self)
 
     def malloc(self, size: int) -> MemoryPointer:
         """Allocate.
@@ -442,6 +469,8 @@ class MemoryPool:
             self.free_all_blocks()
         try:
             return self._allocator(size).mem
+        except TooManyArrays:
+            raise
         except OutOfMemoryError:
             raise OutOfMemoryError(counted, self.total_bytes(), self._limit) from None
 

@@ -33,6 +33,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "emu_warning": (ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
     "emu_printed": (ctypes.c_size_t, [ctypes.c_void_p]),
     "emu_shared_info": (ctypes.c_int, [ctypes.c_int, *[ctypes.c_void_p] * 4]),
+    "emu_begin_module": (None, [ctypes.c_uint64]),
+    "emu_variable_info": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_int, *[ctypes.c_void_p] * 5]),
     "emu_site": (ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
     "emu_set_trace": (None, [ctypes.c_size_t]),
     "emu_trace": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),

@@ -85,7 +85,7 @@ class RawKernel:
         self.file_path: str | None = None
         self.enable_cooperative_groups = False
         self._expressions = _expressions
-        self._dynamic_limit = STATIC_SHARED_LIMIT
+        self._dynamic_limit: int | None = None  # as the card has it until it is raised
         self._loaded: dict[str, tuple[Library, Plan]] = {}
 
     def _load(self, mode: str) -> tuple[Library, Plan]:
@@ -139,7 +139,7 @@ class RawKernel:
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
         """Bytes of dynamic shared memory that a launch may ask for; can be raised to what a card allows."""
-        return self._dynamic_limit
+        return STATIC_SHARED_LIMIT if self._dynamic_limit is None else self._dynamic_limit
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, size: int) -> None:
@@ -154,7 +154,7 @@ class RawKernel:
         """What is known of the kernel. Registers and local memory are a card's business: 0."""
         return {
             "max_threads_per_block": MAX_THREADS,
-            "max_dynamic_shared_size_bytes": self._dynamic_limit,
+            "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
             "shared_size_bytes": 0,
             "const_size_bytes": 0,
             "local_size_bytes": 0,
@@ -170,7 +170,7 @@ class RawKernel:
 
 
 class _ModuleMemory(BaseMemory):
-    """A ``__constant__`` or ``__device__`` variable: it lives in the compiled library."""
+    """A ``__constant__`` or ``__device__`` variable: it lives as long as the process."""
 
     def __init__(self, library: Library, address: int, size: int) -> None:
         self.ptr = address
@@ -238,9 +238,12 @@ class RawModule:
         return kernel
 
     def get_global(self, name: str) -> MemoryPointer:
-        """A pointer to a ``__constant__`` or ``__device__`` variable, of the mode that is set."""
+        """A pointer to a ``__constant__`` or ``__device__`` variable; it is one variable in both modes."""
         library = self._library()
-        try:
+        found = [variable for variable in library.variables if variable.name == name.split("::")[-1]]
+        if found:
+            return MemoryPointer(_ModuleMemory(library, found[0].address, found[0].size), 0)
+        try:  # a `const` one stays in the library
             address = ctypes.addressof(ctypes.c_char.in_dll(library.handle, name))
         except ValueError:
             raise CUDADriverError(

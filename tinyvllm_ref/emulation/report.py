@@ -330,12 +330,27 @@ def _make_report(
     )
 
 
+_UNDEFINED = {
+    3: "a floating-point number is cast to an integer type that can not hold it: a card gives the nearest number "
+    "of the type (0 for NaN), a CPU does not",
+    4: "a shift by {count} bits, which the type has not got: C++ leaves the result open, and a card and a CPU "
+    "differ",
+    5: "a lane reads from lane {other}, which the mask names and which has returned or is not in the block: on a "
+    "card the value is undefined",
+}
+
+
 def _warning_text(launched: Launched, warning: _Warning) -> str:
     if warning.kind == 1:
         array, index = launched.element(warning.address, warning.shared_slot)
         line, other = (launched.place(launched.line(pc))[1] for pc in (warning.pc, warning.other_pc))
         where = f"line {line}" if line == other else f"lines {other} and {line}"
         return f"{where}: two threads store the same value in {array}[{index}]: harmless, but they race"
+    if warning.kind in _UNDEFINED:
+        line = launched.place(launched.line(warning.pc) or warning.line)[1]
+        who = f"thread {launched.thread(warning.thread)} of block {launched.block_index(warning.block)}"
+        what = _UNDEFINED[warning.kind].format(count=warning.count, other=warning.other_thread)
+        return f"line {line}: {what}, in {who}"
     return (
         f"line {launched.place(warning.line)[1]}: {warning.count} thread(s), thread "
         f"{launched.thread(warning.thread)} first, "

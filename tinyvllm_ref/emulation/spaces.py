@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from .translate import ATTRIBUTES, Token, closing, line_starts
+from .tokens import ATTRIBUTES, Token, closing, line_starts
 
 _RECORDS = {"struct", "class", "union", "enum"}
 _NO_NAMES = ATTRIBUTES | {"decltype", "noexcept", "alignas", "if", "for", "while", "switch", "return"}

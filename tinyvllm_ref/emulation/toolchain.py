@@ -56,15 +56,33 @@ class Toolchain:
         flags += ["-fno-finite-loops"]  # a loop that never ends is there to be found
         if self.family != "gcc":
             flags += ["-fno-sanitize=undefined"]  # zig turns it on by itself
+            # A value that only the leader of a warp has is passed to __shfl_sync by every lane.
+            flags += _undefined_arguments(self.command, self.family)
         return flags
 
     @property
+    def keep_calls_flags(self) -> list[str]:
+        """Leave a call one call: neither copied to where control comes from, nor merged with a like one."""
+        if self.family != "gcc":
+            return []  # clang has attributes for it
+        return ["-fno-thread-jumps", "-fno-tree-tail-merge", "-fno-crossjumping", "-fno-reorder-blocks"]
+
+    @property
     def instrument_flags(self) -> list[str]:
-        """Make every access to memory call one of our ``__tsan_*`` functions with its address."""
+        """Make every access to memory call one of our ``__tsan_*`` functions with its address.
+
+        And what C++ leaves undefined one of our ``__ubsan_*`` functions, where it happens.
+        """
+        bounds = "bounds" if self.family == "gcc" else "array-bounds"
+        undefined = f"{bounds},float-cast-overflow,shift-exponent"
         stay = ["-fsanitize=thread", "-fno-optimize-sibling-calls"]  # a tail call hides the line it is on
+        stay += [f"-fsanitize={undefined}", f"-fsanitize-recover={undefined}"]
+        if self.family != "gcc":
+            stay += ["-fno-sanitize-trap=all"]
         if self.family == "gcc":
             params = ["tsan-distinguish-volatile=1", "tsan-instrument-func-entry-exit=0"]
-            return [*stay, *_supported_params(self.command, tuple(params))]
+            # A float4 stays one access of 16 bytes, as on a card, where only some of its parts are used.
+            return [*stay, "-fno-tree-sra", *_supported_params(self.command, tuple(params))]
         options = ["read-before-write", "func-entry-exit=0"]
         flags = [f"-tsan-instrument-{option}" for option in options] + ["-tsan-distinguish-volatile"]
         stay += ["-fno-vectorize", "-fno-slp-vectorize"]  # an access is one element, as it was written
@@ -81,6 +99,18 @@ class Toolchain:
             env=environment,
             stdin=subprocess.DEVNULL,
         )
+
+
+@functools.cache
+def _undefined_arguments(command: tuple[str, ...], family: str) -> list[str]:
+    """clang's flag, by its version, that lets an argument be undefined as long as nothing looks at it."""
+    if family == "zig":
+        return ["-Xclang", "-no-enable-noundef-analysis"]
+    for flag in ("-no-enable-noundef-analysis", "-disable-noundef-analysis"):
+        test = [*command, "-Xclang", flag, "-x", "c++", "-fsyntax-only", "/dev/null"]
+        if subprocess.run(test, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:
+            return ["-Xclang", flag]
+    return []
 
 
 @functools.cache

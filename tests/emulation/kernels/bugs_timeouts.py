@@ -127,7 +127,7 @@ extern "C" __global__ void exchange(const int* x, int* out) {
         code=r"""
 // From 0, halving stays at 0.
 extern "C" __global__ void collatz(const unsigned* x, unsigned* out) {
-    unsigned v = x[threadIdx.x], steps = 0;
+    unsigned v = x[threadIdx.x], steps = 0;  // BUG
     while (v != 1) {  // BUG
         v = v % 2 ? 3 * v + 1 : v / 2;  // BUG
         steps++;  // BUG

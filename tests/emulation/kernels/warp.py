@@ -105,6 +105,72 @@ extern "C" __global__ void active(unsigned* out) {
 }
 """
 
+AGGREGATED_FILTER = r"""
+// One atomic operation for all lanes that are in the same branch: the leader adds for them, and each takes its
+// place behind the lanes before it.
+__device__ int take_place(int* counter) {
+    unsigned mask = __activemask();
+    int lane = threadIdx.x % 32, leader = __ffs(mask) - 1, first;
+    if (lane == leader) first = atomicAdd(counter, __popc(mask));
+    first = __shfl_sync(mask, first, leader);
+    return first + __popc(mask & ((1u << lane) - 1));
+}
+extern "C" __global__ void divide_up(const int* x, int* positive, int* other, int* counters, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    if (x[i] > 0) atomicAdd(positive + take_place(counters), 1);  // each place is taken once
+    else atomicAdd(other + take_place(counters + 1), 1);
+}
+"""
+
+AGGREGATED_LOOP = r"""
+// The branch is inside of a loop whose length differs from lane to lane.
+extern "C" __global__ void odd_steps(const int* x, int* out, int* counter) {
+    int lane = threadIdx.x % 32;
+    for (int v = x[threadIdx.x]; v > 0; v /= 2) {
+        if (v % 2 == 0) continue;
+        unsigned mask = __activemask();
+        int leader = __ffs(mask) - 1, first;
+        if (lane == leader) first = atomicAdd(counter, __popc(mask));
+        first = __shfl_sync(mask, first, leader);
+        atomicAdd(out + first + __popc(mask & ((1u << lane) - 1)), 1);
+    }
+}
+"""
+
+ACTIVE_BRANCHES = r"""
+// Lanes that have returned, and those in the other branch, are in no mask; after the branches all are together.
+extern "C" __global__ void active_branches(unsigned* out, int threads) {
+    int t = threadIdx.x, lane = t % 32;
+    if (t >= threads) return;
+    unsigned* mine = out + 3 * t;
+    if (lane < 5) {
+        mine[0] = __activemask();
+        mine[1] = 0;
+    } else {
+        mine[1] = __activemask();
+        mine[0] = 0;
+    }
+    __syncwarp(__ballot_sync(threads - t / 32 * 32 < 32 ? (1u << (threads - t / 32 * 32)) - 1 : ~0u, 1));
+    mine[2] = __activemask();
+}
+"""
+
+SPIN_AND_ACTIVE = r"""
+// One lane spins on a flag that another sets after it has asked for the active lanes.
+extern "C" __global__ void handshake(int* flag, unsigned* out) {
+    if (threadIdx.x == 0) {
+        while (atomicAdd(flag, 0) == 0) {}
+        out[0] = 7;
+    } else if (threadIdx.x == 1) {
+        unsigned mask = __activemask();
+        out[1] = mask >> 1 & 1;
+        __threadfence();
+        atomicExch(flag, 1);
+    }
+}
+"""
+
 WARP_SYNCHRONOUS = r"""
 // Shared memory that only one warp touches needs no block barrier, but __syncwarp between write and read.
 extern "C" __global__ void warp_rotate(const float* x, float* out, int steps) {
@@ -151,6 +217,22 @@ extern "C" __global__ void warp_scores(const float* q, const float* keys, float*
     }
 }
 """
+
+
+def _active_branches(threads: int, block: int) -> np.ndarray:
+    """The three masks of each thread, flat."""
+    masks = np.zeros((block, 3), np.uint32)
+    for t in range(threads):
+        first = t // 32 * 32
+        lanes = [u - first for u in range(first, min(first + 32, threads))]
+        low, high = (sum(1 << k for k in lanes if (k < 5) == side) for side in (True, False))
+        masks[t] = (low, 0, low | high) if t % 32 < 5 else (0, high, low | high)
+    return masks.ravel()
+
+
+def _ones(x: np.ndarray) -> int:
+    """Bits that are set in all numbers together."""
+    return sum(int(v).bit_count() for v in x)
 
 
 def _by_warp(x: np.ndarray) -> np.ndarray:
@@ -303,6 +385,68 @@ CASES = [
         block=(96,),
         expected=lambda a: {"out": np.roll(f64(_by_warp(a.x)), -5, axis=1).ravel()},
         tolerance=0,
+    ),
+    *(
+        KernelCase(
+            name=f"activemask_aggregated_{n}_of_{grid}x{block}",
+            code=AGGREGATED_FILTER,
+            kernel_name="divide_up",
+            make=lambda rng, n=n: {
+                "x": rng.integers(-5, 6, n).astype(np.int32),
+                "positive": np.zeros(n, np.int32),
+                "other": np.zeros(n, np.int32),
+                "counters": np.zeros(2, np.int32),
+                "n": np.int32(n),
+            },
+            grid=(grid,),
+            block=(block,),
+            expected=lambda a: {
+                "counters": np.array([(a.x > 0).sum(), (a.x <= 0).sum()]),
+                "positive": np.arange(len(a.x)) < (a.x > 0).sum(),
+                "other": np.arange(len(a.x)) < (a.x <= 0).sum(),
+            },
+        )
+        for n, grid, block in ((1000, 11, 96), (77, 2, 50), (64, 2, 32), (5, 1, 5))
+    ),
+    KernelCase(
+        name="activemask_in_a_loop",
+        code=AGGREGATED_LOOP,
+        kernel_name="odd_steps",
+        make=lambda rng: {
+            "x": rng.integers(0, 1000, 50).astype(np.int32),
+            "out": np.zeros(500, np.int32),
+            "counter": np.zeros(1, np.int32),
+        },
+        grid=(1,),
+        block=(50,),
+        expected=lambda a: {
+            "counter": np.array([_ones(a.x)]),
+            "out": np.arange(500) < _ones(a.x),
+        },
+    ),
+    *(
+        KernelCase(
+            name=f"activemask_in_branches_{threads}_of_{block}",
+            code=ACTIVE_BRANCHES,
+            kernel_name="active_branches",
+            make=lambda rng, threads=threads, block=block: {
+                "out": np.zeros(3 * block, np.uint32),
+                "threads": np.int32(threads),
+            },
+            grid=(1,),
+            block=(block,),
+            expected=lambda a, threads=threads, block=block: {"out": _active_branches(threads, block)},
+        )
+        for threads, block in ((64, 64), (40, 64), (41, 41))
+    ),
+    KernelCase(
+        name="activemask_while_another_lane_spins",
+        code=SPIN_AND_ACTIVE,
+        kernel_name="handshake",
+        make=lambda rng: {"flag": np.zeros(1, np.int32), "out": np.zeros(2, np.uint32)},
+        grid=(1,),
+        block=(32,),
+        expected=lambda a: {"out": np.array([7, 1], np.uint32)},
     ),
     KernelCase(
         name="match_any_aggregated_atomic",

@@ -14,10 +14,10 @@ namespace emu {
 struct Cell {
     uint32_t write_stamp, write_pc;
     uint32_t read_stamp, read_pc, read2_pc;
-    uint16_t write_thread, write_epoch;   // epoch: __syncwarps of that warp so far
-    uint16_t read_thread, read_epoch;     // the last reader in read_stamp's stretch
-    uint16_t read2_thread, read2_epoch;   // and one before it, another thread
+    uint32_t write_epoch, read_epoch, read2_epoch;  // __syncwarps of that thread's warp so far
     uint32_t far_stamp, far_pc;           // the last read by an earlier block
+    uint16_t write_thread;
+    uint16_t read_thread, read2_thread;   // the last reader in read_stamp's stretch, and another one before it
     uint16_t far_thread;
     uint8_t far_atomic;
     uint8_t write_bytes, read_bytes;      // bit b: byte b of the granule
@@ -212,7 +212,7 @@ bool is_published(const BlockClock& clock, uint32_t stamp, uint16_t thread) {
 bool sees_published(Worker* w) { return state.block_acquired || state.acquired[w->current]; }
 
 // Is an earlier use at (stamp, thread, epoch) ordered before what the current thread does now?
-bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint16_t epoch, bool shared) {
+bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint32_t epoch, bool shared) {
     if (stamp < state.launch_stamp) return true;
     if (stamp < state.block_stamp) {  // another block of this launch
         if (shared) return true;
@@ -220,7 +220,7 @@ bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint16_t epoch, bool sh
     }
     if (stamp != state.stamp || thread == w->current) return true;  // a barrier lies between, or it was ourselves
     int warp = thread / 32;
-    if (warp == w->current / 32 && epoch != uint16_t(w->warp[warp].sync_epoch)) return true;
+    if (warp == w->current / 32 && epoch != w->warp[warp].sync_epoch) return true;
     return state.acquired[w->current] && is_published(state.blocks.back(), stamp, thread);
 }
 
@@ -254,7 +254,8 @@ void race(Worker* w, const Access& now, int slot, uint32_t other_pc, uint16_t ot
 }
 
 void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
-    uint16_t me = uint16_t(w->current), epoch = uint16_t(w->warp[me / 32].sync_epoch);
+    uint16_t me = uint16_t(w->current);
+    uint32_t epoch = w->warp[me / 32].sync_epoch;
     if (c.read_stamp != state.stamp) {
         bool other_block = c.read_stamp >= state.launch_stamp && c.read_stamp < state.block_stamp;
         if (other_block) {  // it is still to be found by whoever writes here in this launch
@@ -306,7 +307,7 @@ void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) 
     c.write_atomic = again ? c.write_atomic && atomic : atomic;  // one plain store makes it plain
     c.write_stamp = state.stamp;
     c.write_thread = uint16_t(w->current);
-    c.write_epoch = uint16_t(w->warp[w->current / 32].sync_epoch);
+    c.write_epoch = w->warp[w->current / 32].sync_epoch;
     if (!again || c.write_atomic || !atomic) c.write_pc = pc32(now.pc);  // the plain store is the fault
     c.write_bytes |= bytes;
 }
@@ -381,6 +382,7 @@ void add_unit(Request* request, uint32_t unit) {
 }
 
 void count_access(Worker* w, const Place& place, const Access& now) {
+    if (place.array->is_constant) return;
     Counters& total = state.counters;
     bool shared = place.slot >= 0, write = now.flags & kWrite;
     total.accesses++;
@@ -504,12 +506,25 @@ void volatile_access(void* address, size_t bytes, uint32_t flags, const void* pc
 }  // namespace
 
 // ---------------- told by the scheduler
-void checks_begin(Worker* w) {
-    if (!state.sites) {
-        state.sites = (AccessSite*)calloc(kMaxSites, sizeof(AccessSite));
+bool checks_make() {
+    if (!state.sites) state.sites = (AccessSite*)calloc(kMaxSites, sizeof(AccessSite));
+    if (!state.occurrences)
         state.occurrences = (uint32_t*)map_pages(size_t(kMaxThreads) * kMaxSites * sizeof(uint32_t));
-        if (!state.sites || !state.occurrences) abort();
-    }
+    return state.sites && state.occurrences;
+}
+
+// Another thread may have been in the midst of a launch: its lists are left as they are, and new ones begun. The
+// stamp goes on, for the records of memory hold older ones.
+void reset_checks_after_fork() {
+    uint32_t stamp = state.stamp, epoch = state.epoch;
+    size_t limit = state.trace_limit;
+    memset((void*)&state, 0, sizeof state);
+    state.stamp = stamp;
+    state.epoch = epoch;
+    state.trace_limit = limit;
+}
+
+void checks_begin(Worker* w) {
     state.launch = w->launch;
     state.launch_stamp = ++state.stamp;
     state.blocks.clear();

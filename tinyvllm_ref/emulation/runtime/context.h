@@ -14,7 +14,7 @@ namespace emu {
 constexpr int kMaxThreads = 1024;     // threads of a block
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr size_t kStack = 640 << 10;  // addresses of a thread's stack; memory is used as it is touched
-constexpr int kMaxShared = 64;        // __shared__ variables that one block can use
+constexpr int kMaxShared = 256;       // __shared__ variables that one block can use
 constexpr size_t kSharedLimit = 232448;  // bytes, the most that any card gives a block
 constexpr size_t kStaticSharedLimit = 48 << 10;     // of variables with a size in the source
 constexpr size_t kSharedStride = size_t(1) << 20;   // full mode: distance of two shared variables
@@ -48,10 +48,15 @@ enum FaultKind : int32_t {
     kTooMuchShared,
     kMisaligned,
     kSlackOverwritten,
+    kNoMemory = 13,     // for the stacks of a worker
     kInterrupted = 14,
 };
 
 enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kAligned = 8 };
+
+// Why kTooMuchShared: the variables alone, the dynamic part with them, or too many of them to keep apart.
+constexpr int32_t kStaticPart = 0, kWithDynamicPart = 1, kTooManyVariables = 2;
+constexpr int32_t kArrayIndex = 1;  // an OutOfBounds of an array of known size: `address` is the index
 
 // Why a BarrierDivergence was raised.
 enum BarrierProblem : int32_t {
@@ -82,6 +87,9 @@ struct Fault {
 enum WarningKind : int32_t {
     kSameValueRace = 1,    // two threads store the same value: a race in name only
     kExitedBeforeBarrier,  // threads returned before a barrier that the others wait at
+    kCastOutOfRange,       // a float was cast to an integer type that can not hold it
+    kShiftTooFar,          // a shift by more bits than there are, or by a negative number
+    kMissingLanes,         // a lane reads from one that its mask names and that is not there
 };
 
 struct Warning {
@@ -140,6 +148,9 @@ struct Launch {
     Uint3 grid, block;
     uint64_t blocks;
     size_t dynamic_bytes;
+    size_t shared_limit;              // bytes of static and dynamic shared memory together
+    const uint8_t* indexed_lines;     // 1 where a line of the source indexes a __shared__ or __device__ variable
+    uint32_t n_lines;
     bool full;
     bool plain;                       // `entry` runs a whole block, in which no thread waits
     uint64_t next_block;              // taken atomically
@@ -157,7 +168,7 @@ struct alignas(64) Thread {
 // the block, or runs.
 struct Warp {
     uint32_t existing;       // lanes that the block has
-    uint32_t unstarted, ready, in_collective, exited;
+    uint32_t unstarted, ready, in_collective, in_active_mask, exited;
     uint32_t sync_epoch;     // __syncwarps so far
     int first;               // thread number of lane 0
 };
@@ -190,6 +201,7 @@ struct Worker {
 
     char* stacks;                     // kMaxThreads of them
     int n_stacks, n_idle;             // made so far, and free to start a thread on
+    int n_guarded;                    // stacks with an inaccessible page under them
     void* idle[kMaxThreads];
     void* main_sp;
 
@@ -220,15 +232,20 @@ class Busy {
 };
 void warn(const Warning& warning);
 size_t count_warnings();
+const Warning& warning_number(size_t k);
 void clear_messages();
 void reset_messages_after_fork();
+void reset_variables_after_fork();
+void reset_checks_after_fork();
 
+void guard_stack(Worker* w, int number);                 // launch.cpp
 void run_block(Worker* w, uint64_t number);              // scheduler.cpp
 void give_turn(Worker* w);
 int place_in_block(Worker* w, SharedDeclaration* d);     // shared_memory.cpp
 extern SharedDeclaration dynamic_shared;
 
 // checks.cpp
+bool checks_make();                         // false: no memory
 void checks_begin(Worker* w);               // a launch
 void checks_block(Worker* w);
 void checks_block_end(Worker* w);

@@ -11,13 +11,23 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 // ---------------- qualifiers
 #define EMU_EXPORT __attribute__((visibility("default")))
 #define EMU_INLINE inline __attribute__((always_inline))
-#ifdef EMU_FULL
-// Calls are inlined into the kernel: g++ does not instrument the store of a structure that a call returns.
+#ifdef __clang__
+#define EMU_ONE_CALL __attribute__((convergent, nomerge))
+#else
+#define EMU_ONE_CALL
+#endif
+#if defined(EMU_FULL) || defined(EMU_ASKS_ACTIVE_MASK)
+// Calls are inlined into the kernel: g++ does not instrument the store of a structure that a call returns, and
+// a call of __activemask is told by its address.
 #define __global__ __attribute__((flatten))
 #else
 #define __global__
 #endif
+#ifdef EMU_ASKS_ACTIVE_MASK
+#define __device__ __attribute__((flatten))
+#else
 #define __device__
+#endif
 #define __host__
 #define __managed__ emu_managed_memory_is_not_emulated
 #define __constant__ EMU_EXPORT __attribute__((used))
@@ -42,7 +52,7 @@ extern "C" {
 void emu_syncthreads(int site, int line);
 int emu_syncthreads_reduce(int what, int predicate, int site, int line);
 unsigned long emu_collective(int kind, unsigned mask, unsigned long value, int source, int width, int line);
-unsigned emu_active_mask();
+EMU_ONE_CALL unsigned emu_active_mask();
 void emu_yield();
 void emu_fence();
 void* emu_shared(emu_shared_declaration*);
@@ -122,6 +132,15 @@ template <class T>
 EMU_INLINE T* emu_dynamic_pointer(const char* name) {
     return (T*)emu_shared_dynamic(name, sizeof(typename emu_element<T>::type));
 }
+
+// `__device__ float t[8];` at file scope: what stands there holds the initial values, and the name is a reference
+// to device memory.
+extern "C" void* emu_variable(int number, const char* name, void* home, size_t bytes, size_t item, int is_constant);
+#define EMU_VARIABLE(number, is_constant, name)                                                              \
+    static __typeof__(emu_home_##name)& name = *(__typeof__(emu_home_##name)*)emu_variable(                  \
+        number, #name, (void*)&emu_home_##name, sizeof(emu_home_##name),                                     \
+        sizeof(emu_element<__typeof__(emu_home_##name)>::type), is_constant);
+
 // ---------------- barriers and fences
 #define __syncthreads() emu_syncthreads(__COUNTER__, __LINE__)
 #define __syncthreads_count(p) emu_syncthreads_reduce(0, (p) != 0, __COUNTER__, __LINE__)
@@ -270,12 +289,21 @@ EMU_SCOPED(atomicMin)
 EMU_SCOPED(atomicMax)
 EMU_SCOPED(atomicAnd)
 EMU_SCOPED(atomicOr)
+EMU_SCOPED(atomicXor)
+EMU_SCOPED(atomicSub)
+EMU_SCOPED(atomicInc)
+EMU_SCOPED(atomicDec)
+template <class T>
+EMU_INLINE T atomicCAS_block(T* p, T expected, T v) { return atomicCAS(p, expected, v); }
+template <class T>
+EMU_INLINE T atomicCAS_system(T* p, T expected, T v) { return atomicCAS(p, expected, v); }
 
 // ---------------- memory access
 template <class T> EMU_INLINE T __ldg(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldcg(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldca(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldcs(const T* p) { return *p; }
+template <class T> EMU_INLINE T __ldcv(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldlu(const T* p) { return *p; }
 template <class T> EMU_INLINE void __stcg(T* p, T v) { *p = v; }
 template <class T> EMU_INLINE void __stcs(T* p, T v) { *p = v; }
@@ -297,6 +325,19 @@ extern "C" void* memcpy(void*, const void*, size_t) noexcept;
 extern "C" void* memset(void*, int, size_t) noexcept;
 extern "C" void* memmove(void*, const void*, size_t) noexcept;
 #endif
+
+// ---------------- memory that kernels allocate
+extern "C" void* emu_device_malloc(size_t bytes);
+extern "C" void emu_device_free(void* p);
+EMU_INLINE void* malloc(size_t bytes) { return emu_device_malloc(bytes); }
+EMU_INLINE void free(void* p) { emu_device_free(p); }
+void* operator new(size_t bytes) { return emu_device_malloc(bytes); }
+void* operator new[](size_t bytes) { return emu_device_malloc(bytes); }
+void operator delete(void* p) noexcept { emu_device_free(p); }
+void operator delete[](void* p) noexcept { emu_device_free(p); }
+void operator delete(void* p, size_t) noexcept { emu_device_free(p); }
+void operator delete[](void* p, size_t) noexcept { emu_device_free(p); }
+inline void* operator new(size_t, void* p) noexcept { return p; }
 
 // ---------------- mathematics
 #define EMU_MATH1(name)                                   \
@@ -329,6 +370,19 @@ extern "C" long lrintf(float) noexcept;
 extern "C" long lrint(double) noexcept;
 extern "C" long lroundf(float) noexcept;
 extern "C" long lround(double) noexcept;
+extern "C" long long llrintf(float) noexcept;
+extern "C" long long llrint(double) noexcept;
+extern "C" long long llroundf(float) noexcept;
+extern "C" long long llround(double) noexcept;
+extern "C" int ilogbf(float) noexcept;
+extern "C" int ilogb(double) noexcept;
+extern "C" float logbf(float) noexcept;
+extern "C" double logb(double) noexcept;
+extern "C" float scalbnf(float, int) noexcept;
+extern "C" double scalbn(double, int) noexcept;
+EMU_INLINE int ilogb(float x) { return ilogbf(x); }
+EMU_INLINE float logb(float x) { return logbf(x); }
+EMU_INLINE float scalbn(float x, int n) { return scalbnf(x, n); }
 EMU_INLINE float fma(float a, float b, float c) { return fmaf(a, b, c); }
 EMU_INLINE float abs(float x) { return fabsf(x); }
 EMU_INLINE double abs(double x) { return fabs(x); }
@@ -349,7 +403,38 @@ EMU_INLINE double sinpi(double x) { return sin(3.14159265358979323846 * x); }
 EMU_INLINE double cospi(double x) { return cos(3.14159265358979323846 * x); }
 EMU_INLINE float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752f); }
 EMU_INLINE float fdividef(float a, float b) { return a / b; }
-EMU_INLINE float norm3df(float a, float b, float c) { return sqrtf(a * a + b * b + c * c); }
+// A first guess, and two of Halley's steps to the root of erfc(y) = p.
+EMU_INLINE double erfcinv(double p) {
+    if (!(p > 0.0 && p < 2.0)) return p == 0.0 ? __builtin_inf() : p == 2.0 ? -__builtin_inf() : __builtin_nan("");
+    double near = p < 1.0 ? p : 2.0 - p, t = sqrt(-2.0 * log(near / 2.0));
+    double y = -0.70711 * ((2.30753 + t * 0.27061) / (1.0 + t * (0.99229 + t * 0.04481)) - t);
+    for (int k = 0; k < 3; k++) {
+        double off = erfc(y) - near;
+        y += off / (1.12837916709551257 * exp(-y * y) - y * off);
+    }
+    return p < 1.0 ? y : -y;
+}
+EMU_INLINE double erfinv(double x) {
+    if (!(x > -0.5 && x < 0.5)) return x < 0.0 ? -erfcinv(1.0 + x) : erfcinv(1.0 - x);
+    double y = 0.886226925452758 * x;
+    for (int k = 0; k < 4; k++) y -= (erf(y) - x) / (1.12837916709551257 * exp(-y * y));
+    return y;
+}
+EMU_INLINE double normcdf(double x) { return 0.5 * erfc(-x * 0.707106781186547524); }
+EMU_INLINE double normcdfinv(double p) { return -1.41421356237309505 * erfcinv(2.0 * p); }
+EMU_INLINE float erfcinvf(float p) { return (float)erfcinv((double)p); }
+EMU_INLINE float erfinvf(float x) { return (float)erfinv((double)x); }
+EMU_INLINE float normcdfinvf(float p) { return (float)normcdfinv((double)p); }
+EMU_INLINE double norm3d(double a, double b, double c) { return sqrt(a * a + b * b + c * c); }
+EMU_INLINE double rnorm3d(double a, double b, double c) { return 1.0 / norm3d(a, b, c); }
+EMU_INLINE double norm4d(double a, double b, double c, double d) { return sqrt(a * a + b * b + c * c + d * d); }
+EMU_INLINE double rnorm4d(double a, double b, double c, double d) { return 1.0 / norm4d(a, b, c, d); }
+EMU_INLINE double rhypot(double a, double b) { return 1.0 / hypot(a, b); }
+EMU_INLINE float norm3df(float a, float b, float c) { return (float)norm3d(a, b, c); }
+EMU_INLINE float rnorm3df(float a, float b, float c) { return (float)rnorm3d(a, b, c); }
+EMU_INLINE float norm4df(float a, float b, float c, float d) { return (float)norm4d(a, b, c, d); }
+EMU_INLINE float rnorm4df(float a, float b, float c, float d) { return (float)rnorm4d(a, b, c, d); }
+EMU_INLINE float rhypotf(float a, float b) { return (float)rhypot((double)a, (double)b); }
 
 #define EMU_CLASSIFY(T)                                                  \
     EMU_INLINE bool isnan(T x) { return __builtin_isnan(x); }            \
@@ -515,11 +600,6 @@ EMU_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     }
     return y;
 }
-EMU_INLINE int __dp4a(int a, int b, int c) {
-    for (int k = 0; k < 4; k++) c += (int)(signed char)(a >> (8 * k)) * (int)(signed char)(b >> (8 * k));
-    return c;
-}
-
 // ---------------- constants, printing, stopping
 #ifndef INFINITY
 #define INFINITY __builtin_inff()
@@ -639,3 +719,4 @@ void emu_block(void (*f)(A...), void** p) {
     extern "C" EMU_EXPORT EMU_UNCHECKED void emu_entry_##number(void** emu_args) { emu_call(&__VA_ARGS__, emu_args); } \
     EMU_BLOCK_ENTRY(number, __VA_ARGS__)                                                                           \
     extern "C" EMU_EXPORT EMU_UNCHECKED int emu_describe_##number(emu_parameter* emu_out) { return emu_describe(&__VA_ARGS__, emu_out); }
+#define EMU_BOUND(number, ...) extern "C" EMU_EXPORT EMU_UNCHECKED int emu_bound_##number() { return (int)(__VA_ARGS__); }

@@ -23,12 +23,18 @@ void warn(const Warning& warning) {
 
 size_t count_warnings() { return warnings.size(); }
 
+const Warning& warning_number(size_t k) { return warnings[k]; }
+
 void clear_messages() {
     warnings.clear();
     printed.clear();
 }
 
-void reset_messages_after_fork() { print_lock = Mutex(); }
+void reset_messages_after_fork() {
+    print_lock = Mutex();
+    warnings = Array<Warning>();
+    printed = Array<char>();
+}
 
 void fail(FaultKind kind) {
     Worker* w = self;

@@ -65,13 +65,38 @@ int following(uint32_t bits, int lane) {
     return lowest(after ? after : bits);
 }
 
+// __activemask: the lanes that wait at one call of it, once no other lane of their warp can run, are the answer
+// for each of them.
+void release_active(Worker* w, int warp) {
+    Thread* lanes = &w->thread[warp * 32];
+    uint32_t waiting = w->warp[warp].in_active_mask;
+    w->warp[warp].in_active_mask = 0;
+    w->warp[warp].ready |= waiting;
+    update_runnable(w, warp);
+    while (waiting) {
+        uint32_t here = 0;
+        for (uint32_t bits = waiting; bits; bits &= bits - 1)
+            if (lanes[lowest(bits)].value == lanes[lowest(waiting)].value) here |= bits & -bits;
+        for (uint32_t bits = here; bits; bits &= bits - 1) lanes[lowest(bits)].result = here;
+        waiting &= ~here;
+    }
+}
+
+// Only the current thread's warp can have lanes at __activemask and none that runs: others were released when
+// their last lane stopped.
+bool nothing_runs(Worker* w) { return !w->runnable && !w->current_warp->in_active_mask; }
+
 // The next thread to run, near the current one; -1 when every thread waits or has returned. Lanes of the same
 // warp come first, so that a warp's collectives complete early and few stacks are in use.
 inline int take_next(Worker* w, bool* start) {
     int number = w->current / 32;
     if (!(w->runnable >> number & 1)) {
-        if (!w->runnable) return -1;
-        number = following(w->runnable, number);
+        if (w->warp[number].in_active_mask) {
+            release_active(w, number);
+        } else {
+            if (!w->runnable) return -1;
+            number = following(w->runnable, number);
+        }
     }
     Warp& warp = w->warp[number];
     uint32_t& set = (*start = warp.unstarted != 0) ? warp.unstarted : warp.ready;
@@ -88,6 +113,7 @@ void fiber_main();
 void* take_stack(Worker* w) {
     if (w->n_idle) return w->idle[--w->n_idle];
     int number = w->n_stacks++;
+    if (number >= w->n_guarded) guard_stack(w, number);
     char* top = w->stacks + size_t(number + 1) * kStack - size_t(number % 146) * 448;  // spread over the cache
     return first_frame(top, fiber_main);
 }
@@ -205,7 +231,7 @@ inline void wait_at_barrier(Worker* w, int site, int line, bool predicate) {
         update_runnable(w, warp);
         return;
     }
-    if (!w->runnable) report_deadlock(w);
+    if (nothing_runs(w)) report_deadlock(w);
     run_others(w);
 }
 
@@ -279,6 +305,21 @@ uint64_t combine(int kind, uint64_t a, uint64_t b, bool is_signed) {
     }
 }
 
+// A mask that names a lane which is not there: what a shuffle from it gives is not defined, and may not matter.
+void warn_of_missing_lane(Worker* w, int thread, int source) {
+    int line = w->thread[thread].line;
+    for (size_t k = 0; k < count_warnings(); k++)
+        if (warning_number(k).kind == kMissingLanes && warning_number(k).line == line) return;
+    Warning warning = {};
+    warning.kind = kMissingLanes;
+    warning.line = line;
+    warning.thread = uint32_t(thread);
+    warning.other_thread = uint32_t(source);
+    warning.block = w->block_number;
+    warning.shared_slot = -1;
+    warn(warning);
+}
+
 // All lanes of `have` stand at one collective: give each its result.
 void resolve(Worker* w, int warp, uint32_t have, int kind) {
     Thread* lanes = &w->thread[warp * 32];
@@ -287,6 +328,8 @@ void resolve(Worker* w, int warp, uint32_t have, int kind) {
             int lane = lowest(bits), source = shuffle_source(lanes[lane], lane);
             bool present = have >> source & 1;
             lanes[lane].result = present ? lanes[source].value : kUndefined;
+            if (!present && w->launch->full && lanes[lane].mask >> source & 1)
+                warn_of_missing_lane(w, warp * 32 + lane, source);
         }
         return;
     }
@@ -354,7 +397,7 @@ void begin_block(Worker* w, uint64_t number) {
     for (int k = 0; k < w->warps; k++) {
         int lanes = w->threads - k * 32;
         uint32_t existing = lanes >= 32 ? ~0u : (1u << lanes) - 1;
-        w->warp[k] = {existing, existing, 0, 0, 0, 0, k * 32};
+        w->warp[k] = {existing, existing, 0, 0, 0, 0, 0, k * 32};
     }
     w->arrived = w->n_exited = w->count_true = 0;
     w->n_used = 0;
@@ -432,17 +475,31 @@ EMU_API uint64_t emu_collective(int kind, uint32_t mask, uint64_t value, int sou
             return me.result;
         }
     }
-    if (!w->runnable) report_deadlock(w);
+    if (nothing_runs(w)) report_deadlock(w);
     run_others(w);
     return me.result;
 }
 
-// The lanes that would be converged here if threads ran in step: those of the warp that have not returned and
-// do not wait elsewhere.
+// A call is told from others by its address: each copy of an inlined function is one of its own, as on a card.
 EMU_API uint32_t emu_active_mask() {
     Worker* w = self;
-    int warp = w->current / 32;
-    return w->warp[warp].ready | w->warp[warp].unstarted | 1u << (w->current % 32);
+    FROM_KERNEL(w);
+    leave_solo(w);
+    int number = w->current / 32;
+    Warp& warp = w->warp[number];
+    Thread& me = w->thread[w->current];
+    uint32_t bit = 1u << (w->current % 32);
+    me.value = uint64_t(__builtin_return_address(0));
+    warp.in_active_mask |= bit;
+    w->spins = 0;
+    if (warp.unstarted | warp.ready) {
+        run_others(w);
+    } else {
+        release_active(w, number);
+        warp.ready &= ~bit;  // the last to arrive goes straight on
+        update_runnable(w, number);
+    }
+    return uint32_t(me.result);
 }
 
 // After a thread has returned: make the next unstarted lane of its warp current, as long as nobody waits and
@@ -467,7 +524,9 @@ EMU_API void emu_yield() {
 
 // Fibers never pre-empt each other: a thread that spins on an atomic gives the others a turn.
 void emu::give_turn(Worker* w) {
-    if (++w->spins < kSpinsBeforeYield || !w->runnable) return;
+    if (++w->spins < kSpinsBeforeYield) return;
+    if (w->current_warp->in_active_mask) release_active(w, w->current / 32);  // this lane may spin until they go on
+    if (!w->runnable) return;
     leave_solo(w);
     w->spins = 0;
     int me = w->current, warp = me / 32;

@@ -14,6 +14,7 @@ int place_in_block(Worker* w, SharedDeclaration* d) {
         if (w->shared_of[k] == d) return k;
     if (w->n_used == kMaxShared) {
         w->fault.bytes = kMaxShared;
+        w->fault.problem = kTooManyVariables;
         fail(kTooMuchShared);
     }
     int slot = w->n_used++;
@@ -21,8 +22,9 @@ int place_in_block(Worker* w, SharedDeclaration* d) {
     size_t start = (w->shared_used + d->alignment - 1) / d->alignment * d->alignment;
     w->shared_used = start + d->bytes;
     if (d != &dynamic_shared) w->static_shared_used += d->bytes;
-    if (w->static_shared_used > kStaticSharedLimit || w->shared_used > kSharedLimit) {
+    if (w->static_shared_used > kStaticSharedLimit || w->shared_used > w->launch->shared_limit) {
         w->fault.bytes = w->static_shared_used;
+        w->fault.problem = w->static_shared_used > kStaticSharedLimit ? kStaticPart : kWithDynamicPart;
         fail(kTooMuchShared);
     }
     char* base = w->shared + start;

@@ -127,7 +127,9 @@ void release_signals() {
 void unblock_our_signals() {
     sigset_t ours;
     sigemptyset(&ours);
-    for (Handled& h : handled) sigaddset(&ours, h.number);
+    for (Handled& h : handled)
+        if (h.number) sigaddset(&ours, h.number);
+    sigaddset(&ours, kTimerSignal);  // a helper may be older than the first launch, which puts it in the table
     pthread_sigmask(SIG_UNBLOCK, &ours, nullptr);
 }
 

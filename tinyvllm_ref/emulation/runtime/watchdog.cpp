@@ -21,8 +21,7 @@ struct Watchdog {
     pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
     bool started = false, asleep = false;
     double deadline = 0;       // 0: no launch runs
-    pthread_t workers[64];
-    int n_workers = 0;
+    Array<pthread_t> workers;
 } watchdog;
 
 void* watch(void*) {
@@ -38,7 +37,7 @@ void* watch(void*) {
             quiet = 0;
         }
         if (watchdog.deadline > 0 && monotonic_seconds() > watchdog.deadline)
-            for (int k = 0; k < watchdog.n_workers; k++) pthread_kill(watchdog.workers[k], kTimerSignal);
+            for (size_t k = 0; k < watchdog.workers.size(); k++) pthread_kill(watchdog.workers[k], kTimerSignal);
         watchdog.mutex.unlock();
         timespec pause = {0, 5000000};
         nanosleep(&pause, nullptr);
@@ -57,13 +56,13 @@ void start_watch(double seconds) {
         pthread_detach(thread);
     }
     watchdog.deadline = monotonic_seconds() + seconds;
-    watchdog.n_workers = 0;
+    watchdog.workers.clear();
     if (watchdog.asleep) pthread_cond_signal(&watchdog.wake);
 }
 
 void watch_this_thread() {
     Hold hold(watchdog.mutex);
-    if (watchdog.n_workers < 64) watchdog.workers[watchdog.n_workers++] = pthread_self();
+    watchdog.workers.push(pthread_self());
 }
 
 void hurry_watch(double seconds) {
@@ -77,7 +76,7 @@ bool time_is_over() { return watchdog.deadline > 0 && monotonic_seconds() > watc
 void stop_watch() {
     Hold hold(watchdog.mutex);
     watchdog.deadline = 0;
-    watchdog.n_workers = 0;
+    watchdog.workers.clear();
 }
 
 void reset_watch_after_fork() { watchdog = Watchdog(); }
