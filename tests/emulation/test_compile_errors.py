@@ -194,3 +194,18 @@ extern "C" __global__ void k(float* x) {
     lines = message(code.replace("first(x)", "second(x)")).splitlines()
     assert lines[0].startswith("rms.cu(2): error:")
     assert lines[1] == "    2 |     x[0] = second(x);"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("__syncthreads;", "'__syncthreads' is a function: a call needs its parentheses"),
+        ("__shared__ float cell[n]; x[0] = cell[0];", "the size of a __shared__ array must be a constant"),
+        ("x[0] = threadidx.x;", "did you mean 'threadIdx'?"),
+    ],
+)
+def test_a_message_has_none_of_our_own_names(line, says):
+    text = message(f'extern "C" __global__ void k(float* x, int n) {{\n    {line}\n}}')
+    assert says in text
+    assert "emu_" not in text
+    assert text.startswith("kernel.cu(2): error: ")

@@ -30,6 +30,7 @@ _DIAGNOSTIC = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<column>\d+):)? "
     r"(?P<what>(?:fatal )?error|warning): (?P<text>.*)$"
 )
+_NOT_DECLARED = re.compile(r"(?:undeclared identifier )?'(\w+)'(?: was not declared|$)")
 _WORD_LANES = re.compile(r"\b__(v[a-z]+[24]|dp[24]a)")
 # Sections of their own let the linker drop device functions that no kernel calls.
 _FLAGS = {"full": ["-O1", "-DEMU_FULL"], "fast": ["-O2", "-ffunction-sections", "-fdata-sections"]}
@@ -152,7 +153,22 @@ def _tidy(text: str) -> str:
         return "__shared__ inside of a macro is not emulated: write the declaration out"
     if "emu_managed_memory_is_not_emulated" in text:
         return "__managed__ memory is not emulated"
+    if "no matching function for call to 'emu_shared_reference" in text or "is a variably modified type" in text:
+        return (
+            "the size of a __shared__ array must be a constant; for one that only the launch knows, "
+            "declare extern __shared__ and pass shared_mem="
+        )
+    text = re.sub(r"; did you mean '_*emu_\w+'\?", "", text)  # our own names help nobody
+    if (match := _NOT_DECLARED.search(text)) and match[1] in _called_names():
+        return f"'{match[1]}' is a function: a call needs its parentheses, {match[1]}(...)"
     return re.sub(r" \[-W[\w+=-]+\]$", "", text)
+
+
+@functools.cache
+def _called_names() -> frozenset[str]:
+    """Functions of CUDA that are macros with arguments here, so that a compiler does not know the bare name."""
+    text = (native.SOURCE_FOLDER / "cuda_shim.h").read_text(encoding="utf-8")
+    return frozenset(re.findall(r"^#define (\w+)\(", text, re.MULTILINE))
 
 
 def _is_ptx(source: str, line: int) -> bool:
@@ -174,7 +190,7 @@ def format_messages(raw: str, translation: Translation) -> tuple[str, int]:
             if "error" in match["what"] and errors == 0 and not seen:
                 out.append(f"{Path(match['file']).name}({number}): error: {text}")
             continue
-        if (number, text) in seen:
+        if (number, text) in seen or (seen and "emu_" in text):
             continue
         seen.add((number, text))
         errors += "error" in match["what"]
