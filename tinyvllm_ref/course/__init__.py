@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .course_progress import progress
     from .earlier_parts import earlier
     from .engine_card import show_engine
+    from .examining import examine
     from .figures import display_figure
     from .hints import hint, reset, solution
     from .measuring import measure, show
@@ -32,6 +33,7 @@ __all__ = [
     "cp",
     "display_figure",
     "earlier",
+    "examine",
     "hint",
     "measure",
     "np",
@@ -50,6 +52,7 @@ _WHERE = {
     "cp": "tinyvllm_ref.device",
     "display_figure": ".figures",
     "earlier": ".earlier_parts",
+    "examine": ".examining",
     "hint": ".hints",
     "measure": ".measuring",
     "predict": ".predictions",

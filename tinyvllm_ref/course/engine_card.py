@@ -21,7 +21,9 @@ from . import my_engine, notebook
 from .answers import make_namespace
 from .exercise import Exercise, Lesson
 from .exercises import exercise_of, lesson_of
+from .lessons import solution_cell
 from .reports import EngineReport, WrongStory
+from .wiring import wired
 
 MODEL = "tiny-stories"
 _WITHOUT_ENGINE = ("build_app",)
@@ -60,7 +62,7 @@ def engine_report(lesson: Lesson) -> EngineReport:
         title=lesson.title,
         own=tuple(name for name in owners if name not in _WITHOUT_ENGINE),
         total=len([name for name in LESSONS if name not in _WITHOUT_ENGINE]),
-        runs=tuple((part, mine.runs.get(part, 0)) for part in in_lesson if part in owners),
+        runs=tuple((part, _runs_of(part, own, mine)) for part in in_lesson if part in owners),
         missing=tuple(part for part in in_lesson if part not in owners),
         prompt=card.prompt,
         text=mine.text,
@@ -88,6 +90,12 @@ def engine_report(lesson: Lesson) -> EngineReport:
     )
 
 
+def _runs_of(part: str, own: Parts, story: Story) -> int | None:
+    """How often a part ran; None for a device function on a card, where launches are not reported."""
+    uncounted = device.is_gpu and isinstance(getattr(own, part), str)
+    return None if uncounted else story.runs.get(part, 0)
+
+
 @functools.lru_cache(maxsize=8)
 def reference_story(prompt: str, max_tokens: int) -> Story:
     """The reference's story, computed once a process."""
@@ -105,7 +113,7 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
         }
     )
     launches: list[Any] = []
-    with _engine_checks(), launch_reports.collect(launches):
+    with _engine_checks(), wired(counted), launch_reports.collect(launches):
         llm = LLM(MODEL, parts=counted)
         (output,) = llm.generate(
             [prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False
@@ -114,7 +122,7 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
         ("BLOCK_SUM_CUDA", "block_sum"),
         ("BF16_CUDA", "float_to_bf16|bf16_to_float|load8"),
     ):
-        if getattr(parts, part) is not None:
+        if getattr(parts, part) is not None and not device.is_gpu:
             using = _kernels_that_call(function)
             runs[part] = sum(report.kernel in using for report in launches)
     completion = output.outputs[0]
@@ -123,12 +131,19 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
 
 def logit_error(parts: Parts, story: Story) -> float:
     """Relative error of the logits of a story's tokens with these parts, against the reference's."""
-    with _engine_checks():
-        right = LLM(MODEL).logits(list(story.ids))
+    right = _reference_logits(story.ids)
+    with _engine_checks(), wired(parts):
         wrong = LLM(MODEL, parts=parts).logits(list(story.ids))
     with np.errstate(invalid="ignore", over="ignore"):  # what a mistake makes of weights can be anything
         off = wrong.astype(np.float64) - right
     return float(np.linalg.norm(off) / np.linalg.norm(right))
+
+
+@functools.lru_cache(maxsize=4)
+def _reference_logits(ids: tuple[int, ...]) -> Any:
+    """The reference's logits of a story, computed once for all that is compared with it."""
+    with _engine_checks():
+        return LLM(MODEL).logits(list(ids))
 
 
 def _engine_checks() -> Any:
@@ -196,7 +211,9 @@ def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, r
     mistake = next(one for one in exercise.mistakes if one.name == name)
 
     def change() -> Mapping[str, Any]:
-        namespace = make_namespace(exercise, mistake.answer, device.cp)
+        # What it builds on is the learner's, or the solution's as long as that has not passed.
+        before = {id: my_engine.answer(id) or solution_cell(id) or "" for id in exercise.builds_on}
+        namespace = make_namespace(exercise, mistake.answer, device.cp, before=before)
         return {part: namespace[variable] for part, variable in exercise.makes.items()}
 
     return _story_with(name, mistake.says, own, change, prompt, max_tokens, right)

@@ -308,8 +308,8 @@ class EngineReport:
         ``"06"`` and its name.
     own, total : sequence of str, int
         The learner's parts, and how many the engine has.
-    runs : sequence of (str, int)
-        This lesson's parts and how often each ran.
+    runs : sequence of (str, int or None)
+        This lesson's parts and how often each ran; None where that was not counted.
     missing : sequence of str
         This lesson's parts that are still the reference's.
     prompt, text, reference_text : str
@@ -332,7 +332,7 @@ class EngineReport:
     title: str
     own: Sequence[str]
     total: int
-    runs: Sequence[tuple[str, int]]
+    runs: Sequence[tuple[str, int | None]]
     missing: Sequence[str]
     prompt: str
     text: str
@@ -360,10 +360,7 @@ class EngineReport:
     @property
     def run_lines(self) -> list[str]:
         """This lesson's parts, in words."""
-        ran = [
-            f"Your {part} ran {count:,} {'time' if count == 1 else 'times'} for this story."
-            for part, count in self.runs
-        ]
+        ran = [_ran(part, count) for part, count in self.runs]
         return ran + [f"{part} is still the reference's." for part in self.missing]
 
     def _repr_html_(self) -> str:
@@ -386,6 +383,14 @@ class EngineReport:
             lines += ["", *_paragraph(title), *_paragraph(_says_of(one, self.tokens))]
             lines += _paragraph(one.text, "  ") if one.text else []
         return "\n".join([*lines, *(["", *_paragraph(self.note)] if self.note else [])])
+
+
+def _ran(part: str, count: int | None) -> str:
+    if count is None:
+        return f"Your {part} is compiled into the kernels that wrote this story."
+    if count == 0:
+        return f"Your {part} was not needed for this story."
+    return f"Your {part} ran {count:,} {'time' if count == 1 else 'times'} for this story."
 
 
 def _agreement(same: int, tokens: int) -> str:
