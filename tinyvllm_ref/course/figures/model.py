@@ -92,7 +92,7 @@ def attention_map(
 
 @in_one_look
 def attention_heads(
-    weights: Any, names: Sequence[str] = (), *, title: str = "The same prompt, head by head"
+    weights: Any, names: Sequence[str] = (), *, title: str = "The same prompt, head by head", columns: int = 0
 ) -> AltFigure:
     """Small attention maps of many heads on one scale of shades.
 
@@ -104,6 +104,8 @@ def attention_heads(
         Names of the heads.
     title : str
         Heading.
+    columns : int
+        Maps in a row, 1 to 8; by default 4, or 8 where there are more than 12.
 
     Returns
     -------
@@ -119,7 +121,11 @@ def attention_heads(
     need_at_most("attention_heads(weights)", heads, 32, "heads")
     if len(names) not in (0, heads):
         raise ValueError(f"attention_heads: {len(names)} names for {heads} heads")
-    columns = min(heads, 4 if heads <= 12 else 8)
+    if not 0 <= columns <= 8:
+        raise ValueError(
+            f"attention_heads: columns is {columns}; it must be from 1 to 8, or 0 for the usual number"
+        )
+    columns = min(heads, columns or (4 if heads <= 12 else 8))
     lines = -(-heads // columns)
     size = min(1.6, (look.FIGURE_WIDTH - 1.0 - (columns - 1) * 0.14) / columns)
     figure, all_axes = plot_page(
