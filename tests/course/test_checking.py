@@ -490,3 +490,70 @@ def test_small_inputs_are_shown():
     assert report.case["x"].startswith("[")
     states = {name: passed for name, _, _, passed in report.groups}
     assert states["checks of memory and barriers"] is None, "nothing was found, and nothing is right"
+
+
+def test_an_answer_in_a_cell_without_its_first_line(capsys):
+    """The recorded cell is still the stub; what check is given comes from elsewhere."""
+    cells.record(stub_cell("06.2"))
+    namespace = {"np": np, "cp": emulation}
+    exec(solution_cell("06.2"), namespace)
+    with pytest.raises(CheckFailed, match="with that first line"):
+        check("06.2", namespace["sum_halves"])
+
+
+def test_the_input_stands_beside_a_wrong_element(doubled):
+    report = failing(
+        "06.1", "# Exercise 06.1 - twice\ndef double(x, out):\n    out[:] = x\n    return out\n", "double"
+    )
+    assert report.rows[0] == ("out[1], x = 1", "2", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("int k = 1\n    out[0] = k;", "a ; may be missing"),
+        ("int k = blockIdx * blockDim;", "triples: write .x"),
+        ("if n > 0 { out[0] = x[0]; }", "C++ wants parentheses"),
+    ],
+)
+def test_slips_of_python_readers_get_a_remark(line, says):
+    report = failing("06.1", kernel_cell(f"    {line}"), "sum_modulo")
+    assert says in report.fault_note
+    assert report.case == {}
+
+
+def test_bit_patterns_are_shown_in_hexadecimal():
+    from tinyvllm_ref.course.compare import show
+
+    assert show(np.uint16(0x3F80)) == "0x3F80"
+    assert show(np.uint32(1)) == "0x00000001"
+    assert show(7) == "7"
+
+
+def test_what_later_cases_add_is_said():
+    source = solution_cell("06.1").replace("i < n ? x[i] : 0.0f", "x[i] * 2.0f")
+    report = failing("06.1", source, "sum_modulo")
+    assert any("Also, in the case" in note and "OutOfBounds" in note for note in report.notes)
+
+
+def test_a_fault_in_an_earlier_part_is_said_to_be_there(monkeypatch):
+    """Not every thread calls block_sum: the fault is found inside of it."""
+    exercise = double(kind="kernel", answer="k", uses=("BLOCK_SUM_CUDA",), arguments=(), run=_run_half)
+    monkeypatch.setattr(checking, "exercise_of", lambda id: exercise)
+    monkeypatch.setattr(checking, "stub_fingerprint", lambda id: None)
+    cells.record(
+        "# Exercise 06.1 - half\nk = cp.RawKernel(BLOCK_SUM_CUDA + r'''\n"
+        'extern "C" __global__ void k(const float* x, float* out) {\n'
+        "    extern __shared__ float s[];\n    if (threadIdx.x < 2) out[threadIdx.x] = block_sum(1.0f, s);\n}\n''', 'k')\n"
+    )
+    with pytest.raises(CheckFailed) as caught:
+        check("06.1")
+    assert any("part of an earlier lesson" in note for note in caught.value.report.notes)
+
+
+def _run_half(answer, inputs, lab):
+    import numpy as np
+
+    x, out = lab.input("x", inputs["x"]), lab.output(3, np.float32)
+    answer((1,), (3,), (x, out), shared_mem=12)
+    return {"out": lab.get(out)}

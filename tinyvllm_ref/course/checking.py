@@ -11,6 +11,7 @@ from tinyvllm_ref import device, emulation
 from . import cells, my_engine, notebook, store
 from .answers import make_namespace, same_answer
 from .course_progress import lesson_complete
+from .compare import show
 from .diagnosis import find_mistake
 from .exercise import CLEAN, Exercise, Mistake, Prediction
 from .exercises import exercise_of, lesson_of
@@ -68,10 +69,7 @@ def check(id: str, answer: Any = ...) -> None:
         with time_limit(exercise.seconds):
             namespace = make_namespace(exercise, source, device.cp)
         if answer is not ... and not same_answer(answer, namespace[exercise.answer]):
-            raise AnotherAnswer(
-                f"check was given something else than the cell makes that begins with `# Exercise {exercise.id}`. "
-                f"That cell is what is judged and kept: make `{exercise.answer}` there, and run it before the check"
-            )
+            raise _another(exercise)
         verdict = _judge(exercise, source, namespace[exercise.answer])
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
@@ -81,7 +79,7 @@ def check(id: str, answer: Any = ...) -> None:
         _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
         mistake = find_mistake(verdict, SEED) if _was_emulated(verdict) else None
-        _fail(exercise, report_of_verdict(verdict, mistake), verdict, mistake)
+        _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
 
 
@@ -103,12 +101,32 @@ def _answer_source(exercise: Exercise, answer: Any) -> str:
             "run the answer's cell, then this one"
         )
     if cells.fingerprint(source) == stub_fingerprint(exercise.id):
+        _refuse_another(exercise, source, answer)
         raise NotFilledIn(
             "the answer is still the stub: fill in what its TODO asks for, and run the cell again"
         )
     if answer is None:
         raise NotFilledIn(f"`{exercise.answer}` is None")
     return source
+
+
+def _another(exercise: Exercise) -> AnotherAnswer:
+    return AnotherAnswer(
+        f"check was given something else than the cell makes that begins with `# Exercise {exercise.id}`. That cell is "
+        f"what is judged and kept: make `{exercise.answer}` there, with that first line, and run it before the check"
+    )
+
+
+def _refuse_another(exercise: Exercise, stub: str, answer: Any) -> None:
+    """Raise where the recorded cell is the stub, and the answer comes from another cell."""
+    if answer is ... or answer is None:
+        return
+    try:
+        made = make_namespace(exercise, stub, device.cp)[exercise.answer]
+    except Exception:  # the stub makes nothing to compare with
+        return
+    if not same_answer(answer, made):
+        raise _another(exercise)
 
 
 def _judge(exercise: Exercise, source: str, answer: Any) -> Verdict:
@@ -189,25 +207,34 @@ def _fail(
 # ---------------- reports
 
 
-def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
-    """The report of an answer that was run and is not right."""
+def report_of_verdict(verdict: Verdict, mistake: Mistake | None, cell: str = "") -> Report:
+    """The report of an answer that was run and is not right; `cell` is its source."""
     exercise, result = verdict.exercise, verdict.first_failure
     fault, difference = result.outcome.fault, result.difference
     notes: list[str] = []
     if fault is not None:
         headline, kind = _headline(fault), "error"
+        if cell and _is_elsewhere(fault, cell):
+            notes.append(
+                "That line is in a part of an earlier lesson, which your kernel calls. Does every thread of the block "
+                "call it, with the shared memory that it needs?"
+            )
         if result.outcome.outputs is not None and fault.in_kernel:
             notes.append(_LUCK.get(fault.kind, _NO_MATTER) if difference is None else _WRONG_AS_WELL)
     else:
         assert difference is not None
         headline, kind = difference.headline, "wrong values" if difference.values else "not as asked"
     counts, rows = (difference.counts, difference.rows) if difference is not None else ((), ())
+    compiled_not = fault is not None and fault.kind == "CompileException"  # that is of no case
+    later = next((other for other in verdict.results if not other.clean and fault is None), None)
+    if later is not None and later.outcome.fault is not None:
+        notes.append(f"Also, in the case {later.case.label}: {_headline(later.outcome.fault)}.")
     return Report(
         exercise=exercise.id,
         title=exercise.title,
         headline=headline,
         kind=kind,
-        case={"case": result.case.label, **_input_lines(result)},
+        case={} if compiled_not else {"case": result.case.label, **_input_lines(result)},
         counts=counts,
         rows=rows,
         source=fault.source if fault is not None else (),
@@ -219,23 +246,37 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None) -> Report:
     )
 
 
+def _is_elsewhere(fault: Fault, cell: str) -> bool:
+    """Whether a kernel's fault lies in text that was pasted in front of what the cell holds."""
+    lines = [text.strip() for _, text, is_fault in fault.source if is_fault]
+    return fault.in_kernel and bool(lines) and not any(line in cell for line in lines)
+
+
 def _headline(fault: Fault) -> str:
     return f"{fault.kind}: {fault.message}"
 
 
 def _input_lines(result: CaseResult) -> dict[str, str]:
-    """Inputs that fit on a line: numbers, short texts, and arrays of a few elements."""
-    shown = {}
-    for name, value in result.case.inputs.items():
-        if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 60):
-            shown[name] = repr(value)
-        elif hasattr(value, "shape") and 0 < value.size <= 8:
-            shown[name] = np.array2string(value, precision=4, suppress_small=True, separator=", ").replace(
-                "\n", ""
-            )
-        elif hasattr(value, "shape"):
-            shown[name] = f"{value.dtype} of shape {value.shape}"
-    return shown
+    """Inputs that fit on a line: numbers, texts, and arrays and lists of a few elements."""
+    return {name: text for name, value in result.case.inputs.items() if (text := _input_text(value))}
+
+
+def _input_text(value: Any) -> str:
+    if isinstance(value, bool | int | float | str | bytes):
+        return _cut(repr(value))
+    if isinstance(value, list | tuple | dict) and len(value) <= 8:
+        return _cut(repr(value))
+    if isinstance(value, list | tuple | dict):
+        return f"{type(value).__name__} of {len(value):,}"
+    if isinstance(value, np.ndarray) and 0 < value.size <= 8:
+        if value.dtype in (np.uint16, np.uint32):
+            return np.array2string(value, separator=", ", formatter={"int": show}).replace("\n", "")
+        return np.array2string(value, precision=4, suppress_small=True, separator=", ").replace("\n", "")
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool | None], ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,22 @@ class Difference:
         The first few: index, expected, got.
     values : bool
         Whether values are wrong; else they are right, and got in another way than was asked for.
+    places : tuple of int
+        The flat places of the rows, in an array.
     """
 
     headline: str
     counts: tuple[str, ...] = ()
     rows: tuple[tuple[str, str, str], ...] = ()
     values: bool = True
+    places: tuple[int, ...] = ()
 
 
 def compare(
-    expected: dict[str, Any], got: dict[str, Any], tolerance: Callable[[str], Tolerance]
+    expected: dict[str, Any],
+    got: dict[str, Any],
+    tolerance: Callable[[str], Tolerance],
+    inputs: Mapping[str, Any] | None = None,
 ) -> Difference | None:
     """The first output that is not as expected; None where all are.
 
@@ -46,14 +52,35 @@ def compare(
         Plain values by name of the output.
     tolerance : callable
         Name of an output -> its tolerance. Integers, strings and bits are compared exactly.
+    inputs : mapping, optional
+        Of the case: where one input array alone has an output's shape, its elements stand beside the wrong ones.
     """
     for name, value in expected.items():
         if name not in got:
             return Difference(f"`{name}` is missing from what the answer gave")
         difference = _compare_value(name, value, got[name], tolerance(name))
         if difference is not None:
-            return difference
+            return _with_inputs(difference, value, inputs or {})
     return None
+
+
+def _with_inputs(difference: Difference, expected: Any, inputs: Mapping[str, Any]) -> Difference:
+    """The same with the input element named beside each wrong one, where it is clear which that is."""
+    alike = [
+        (name, value)
+        for name, value in inputs.items()
+        if isinstance(value, np.ndarray)
+        and isinstance(expected, np.ndarray)
+        and value.shape == expected.shape
+    ]
+    if len(alike) != 1 or not difference.places:
+        return difference
+    ((name, values),) = alike
+    rows = tuple(
+        (f"{index}, {name} = {show(np.ravel(values)[place])}", *rest)
+        for place, (index, *rest) in zip(difference.places, difference.rows, strict=True)
+    )
+    return replace(difference, rows=rows)
 
 
 def _compare_value(name: str, expected: Any, got: Any, tolerance: Tolerance) -> Difference | None:
@@ -112,7 +139,7 @@ def _compare_lists(name: str, expected: list[Any], got: Any, tolerance: Toleranc
             rows.append((f"{name}[{i}]", show(expected[i]), show(got[i])))
     if not rows:
         return None
-    counts = [f"{len(rows):,} of {len(expected):,} entries differ"]
+    counts = [f"{len(rows):,} of {max(len(expected), len(got)):,} entries differ"]
     if len(expected) != len(got):
         counts.append(f"{len(got):,} entries; {len(expected):,} expected")
     return Difference(f"`{name}` is not what it should be", tuple(counts), tuple(rows[:_SHOWN]))
@@ -136,7 +163,10 @@ def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) ->
     if got.dtype.kind == "f":
         counts += [
             f"{int(test(flat_got[places]).sum()):,} of them {word}"
-            for test, word in ((np.isnan, "NaN"), (np.isinf, "infinite"))
+            for test, word in (
+                (np.isnan, "NaN (what nothing has written reads as NaN)"),
+                (np.isinf, "infinite"),
+            )
             if test(flat_got[places]).any()
         ]
         if tolerance != Tolerance():
@@ -147,7 +177,8 @@ def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) ->
         (_index(name, int(place), expected.shape), show(flat_expected[place]), show(flat_got[place]))
         for place in places[:_SHOWN]
     )
-    return Difference(f"`{name}` has wrong values", tuple(counts), rows)
+    shown = tuple(int(place) for place in places[:_SHOWN])
+    return Difference(f"`{name}` has wrong values", tuple(counts), rows, places=shown)
 
 
 def _near(expected: Any, got: Any, tolerance: Tolerance) -> Any:
@@ -173,7 +204,9 @@ def _a(value: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A value in a table: short, and enough digits to see the difference."""
+    """A value in a table: short, and enough digits to see the difference. Unsigned 16 and 32 bits are bit patterns."""
+    if isinstance(value, np.uint16 | np.uint32):
+        return f"0x{int(value):0{2 * value.itemsize}X}"
     if isinstance(value, float | np.floating):
         return f"{float(value):.7g}"
     if isinstance(value, np.ndarray):

@@ -19,7 +19,7 @@ from tinyvllm_ref.parts import LESSONS, Parts
 
 from . import my_engine, notebook
 from .answers import make_namespace
-from .exercise import Exercise, Lesson
+from .exercise import EngineCard, Exercise, Lesson
 from .exercises import exercise_of, lesson_of
 from .lessons import solution_cell
 from .reports import EngineReport, WrongStory
@@ -38,6 +38,22 @@ class Story:
     runs: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Task:
+    """What an engine is to write; see :class:`~tinyvllm_ref.course.exercise.EngineCard`."""
+
+    prompt: str
+    max_tokens: int
+    sampling: tuple[tuple[str, Any], ...]
+    beside: tuple[str, ...]
+
+    @classmethod
+    def of(cls, card: EngineCard) -> Task:
+        """The task of a lesson's card: greedy, where the card does not say otherwise."""
+        sampling = {"temperature": 0.0, **card.sampling}
+        return cls(card.prompt, card.max_tokens, tuple(sampling.items()), card.beside)
+
+
 def show_engine(number: str) -> None:
     """Write a story with the learner's parts inside, beside the reference's and beside this lesson's mistakes.
 
@@ -54,8 +70,10 @@ def engine_report(lesson: Lesson) -> EngineReport:
     card = lesson.engine
     own = my_engine.own_parts()
     owners = own.owners()
-    right = reference_story(card.prompt, card.max_tokens)
-    mine = write_story(own, card.prompt, card.max_tokens) if owners else right
+    own = own.replace(**{name: None for name in card.without if name in owners})
+    task = Task.of(card)
+    right = reference_story(task)
+    mine = write_story(own, task) if owners else right
     in_lesson = [part for part, lessons in LESSONS.items() if lesson.number in lessons]
     return EngineReport(
         lesson=lesson.number,
@@ -70,18 +88,15 @@ def engine_report(lesson: Lesson) -> EngineReport:
         same_tokens=_same_tokens(mine, right),
         tokens=len(right.ids),
         logit_error=logit_error(own, right) if owners else 0.0,
-        mistakes=tuple(
-            _wrong_story(id, name, own, card.prompt, card.max_tokens, right) for id, name in card.mistakes
-        ),
-        note=card.note if owners else "",
+        mistakes=tuple(_wrong_story(id, name, own, task, right) for id, name in card.mistakes),
+        note=card.note if any(part in owners for part in in_lesson) else "",
         dial=tuple(
             _story_with(
                 setting.name,
                 setting.says,
                 own,
                 functools.partial(setting.change, own),
-                card.prompt,
-                card.max_tokens,
+                task,
                 right,
             )
             for setting in card.dial
@@ -97,13 +112,13 @@ def _runs_of(part: str, own: Parts, story: Story) -> int | None:
 
 
 @functools.lru_cache(maxsize=8)
-def reference_story(prompt: str, max_tokens: int) -> Story:
+def reference_story(task: Task) -> Story:
     """The reference's story, computed once a process."""
-    return write_story(Parts(), prompt, max_tokens)
+    return write_story(Parts(), task)
 
 
-def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
-    """Go on with a prompt, greedily, with these parts in the engine."""
+def write_story(parts: Parts, task: Task) -> Story:
+    """Go on with a prompt with these parts in the engine."""
     runs: dict[str, int] = {}
     counted = parts.replace(
         **{
@@ -115,9 +130,8 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
     launches: list[Any] = []
     with _engine_checks(), wired(counted), launch_reports.collect(launches):
         llm = LLM(MODEL, parts=counted)
-        (output,) = llm.generate(
-            [prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False
-        )
+        params = SamplingParams(max_tokens=task.max_tokens, **dict(task.sampling))
+        output = llm.generate([*task.beside, task.prompt], params, use_tqdm=False)[-1]
     for part, function in (
         ("BLOCK_SUM_CUDA", "block_sum"),
         ("BF16_CUDA", "float_to_bf16|bf16_to_float|load8"),
@@ -126,7 +140,7 @@ def write_story(parts: Parts, prompt: str, max_tokens: int) -> Story:
             using = _kernels_that_call(function)
             runs[part] = sum(report.kernel in using for report in launches)
     completion = output.outputs[0]
-    return Story(tuple(completion.token_ids), prompt + completion.text, runs)
+    return Story(tuple(completion.token_ids), task.prompt + completion.text, runs)
 
 
 def logit_error(parts: Parts, story: Story) -> float:
@@ -204,7 +218,7 @@ def _same_tokens(one: Story, other: Story) -> int:
     return min(len(one.ids), len(other.ids))
 
 
-def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, right: Story) -> WrongStory:
+def _wrong_story(id: str, name: str, own: Parts, task: Task, right: Story) -> WrongStory:
     """The text with one mistake of the lesson in the engine."""
     exercise = exercise_of(id)
     assert isinstance(exercise, Exercise)
@@ -216,7 +230,7 @@ def _wrong_story(id: str, name: str, own: Parts, prompt: str, max_tokens: int, r
         namespace = make_namespace(exercise, mistake.answer, device.cp, before=before)
         return {part: namespace[variable] for part, variable in exercise.makes.items()}
 
-    return _story_with(name, mistake.says, own, change, prompt, max_tokens, right)
+    return _story_with(name, mistake.says, own, change, task, right)
 
 
 def _story_with(
@@ -224,14 +238,13 @@ def _story_with(
     says: str,
     own: Parts,
     change: Callable[[], Mapping[str, Any]],
-    prompt: str,
-    max_tokens: int,
+    task: Task,
     right: Story,
 ) -> WrongStory:
     """The text with some parts exchanged."""
     try:
         parts = own.replace(**change())
-        story = write_story(parts, prompt, max_tokens)
+        story = write_story(parts, task)
         return WrongStory(name, says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
     except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
         said = str(error).replace(f"{REPOSITORY}{os.sep}", "")  # a notebook names no folder of the machine

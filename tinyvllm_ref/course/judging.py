@@ -130,7 +130,7 @@ def assess(
     """Compare what came out, wherever it was run; `counted` says that launches were, as the emulation does."""
     difference = None
     if outcome.outputs is not None:
-        difference = compare(dict(expected), outcome.outputs, exercise.tolerance_of)
+        difference = compare(dict(expected), outcome.outputs, exercise.tolerance_of, case.inputs)
         # The counts are complete only where nothing stopped the run.
         if difference is None and exercise.verify is not None and counted and outcome.fault is None:
             problem = exercise.verify(case.inputs, outcome.outputs, outcome.observed)

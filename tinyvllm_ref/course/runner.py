@@ -264,7 +264,26 @@ def _compile_fault(message: str, source: str, answer: Any) -> Fault:
     where = f"line {line} of the kernel"
     if isinstance(answer, str) and line > answer.count("\n"):
         where = "in the kernel that calls your function (is its name right, is every brace closed?)"
-    return Fault("CompileException", f"{where}: {first}", excerpt, details=more)
+    return Fault("CompileException", f"{where}: {first}", excerpt, details=(*_remarks(first), *more))
+
+
+# What a compiler says of a slip that Python readers make, and what to look for.
+_REMARKS = (
+    (
+        r"expected '[^']*' or ';'|expected ';'",
+        "a ; may be missing at the end of this line or of the one before",
+    ),
+    (
+        r"'operator.*(uint3|dim3)|operand.*(uint3|dim3)",
+        "blockIdx, threadIdx and blockDim are triples: write .x",
+    ),
+    (r"expected '\(' (before|after 'if'|after 'while')", "C++ wants parentheses: if (...), while (...)"),
+    (r"expected unqualified-id|expected '\}'|at end of input", "a brace may be missing, or one too many"),
+)
+
+
+def _remarks(message: str) -> tuple[str, ...]:
+    return tuple(remark for pattern, remark in _REMARKS if re.search(pattern, message))
 
 
 _AROUND = 2  # lines shown before and after a fault

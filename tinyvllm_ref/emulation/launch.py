@@ -272,8 +272,8 @@ def _pack(plan: Plan, args: Sequence[Any]) -> bytes:
 
 # ---------------- geometry
 def _dimensions(value: Any, what: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    if isinstance(value, int | np.integer):
-        value = (value,)
+    if not isinstance(value, tuple):  # as CuPy, which takes neither lists nor numbers
+        raise TypeError(f"{what} must be a tuple of 1 to 3 integers, such as (128,); got {value!r}")
     try:
         sizes = [operator.index(v) for v in value]
     except TypeError:
