@@ -69,6 +69,17 @@ def test_mistakes_run_before_anything_has_passed():
     assert not noise.logit_error < 1
 
 
+def test_a_story_may_be_drawn_and_share_its_batch():
+    """What stands beside a prompt changes nothing of its story, and a seed fixes what is drawn."""
+    sampling = {"temperature": 1.0, "seed": 17}
+    alone, beside = (
+        engine_report(small(lesson_of("03"), sampling=sampling, beside=others))
+        for others in ((), ("The fox",))
+    )
+    assert alone.text == beside.text
+    assert alone.text != engine_report(small(lesson_of("03"))).text
+
+
 @pytest.mark.slow
 def test_fewer_fraction_bits_are_less_exact():
     dial = engine_report(small(lesson_of("02"), dial=lesson_of("02").engine.dial)).dial

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tinyvllm_ref.device import cp
 
     from .checking import CheckFailed, check
+    from .compare_layers import show_layers
     from .course_progress import progress
     from .earlier_parts import earlier
     from .engine_card import show_engine
@@ -42,6 +43,7 @@ __all__ = [
     "reset",
     "show",
     "show_engine",
+    "show_layers",
     "solution",
 ]
 
@@ -60,6 +62,7 @@ _WHERE = {
     "reset": ".hints",
     "show": ".measuring",
     "show_engine": ".engine_card",
+    "show_layers": ".compare_layers",
     "solution": ".hints",
 }
 

@@ -29,7 +29,8 @@ def given_names(exercise: Exercise, cp: Any, earlier: Parts | None = None) -> di
     given: dict[str, Any] = {"np": np, "cp": cp}
     if exercise.uses:
         parts = earlier if earlier is not None else my_engine.parts()
-        given |= {name: getattr(parts, name) for name in exercise.uses}
+        # An engine leaves out the attention parts that it does not call; an answer may still name them.
+        given |= {name: getattr(parts, name) or getattr(Parts.reference(), name) for name in exercise.uses}
     return given
 
 

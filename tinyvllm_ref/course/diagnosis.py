@@ -60,7 +60,20 @@ def same_signature(one: CaseResult, other: CaseResult) -> bool:
         return _numbers_in(one) == _numbers_in(other)
     if (one.difference is None) != (other.difference is None):
         return False
+    if _said(one) != _said(other):
+        return False
     return _same(one.outcome.outputs, other.outcome.outputs)
+
+
+def _said(result: CaseResult) -> str:
+    """What Python or the compiler complained of, or `verify` of right values; without numbers and plurals."""
+    fault, difference = result.outcome.fault, result.difference
+    text = ""
+    if fault is not None and not fault.in_kernel:
+        text = fault.message
+    elif fault is None and difference is not None and not difference.values:
+        text = difference.headline
+    return re.sub(r"[\d,.]+|s\b", "", text)
 
 
 def _numbers_in(result: CaseResult) -> list[str]:

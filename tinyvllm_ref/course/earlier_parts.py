@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinyvllm_ref.assembly import Parts
 from tinyvllm_ref.parts import LESSONS
 
 from . import my_engine
@@ -36,5 +37,6 @@ def earlier(*names: str) -> Any:
             else "the reference's, until you pass lesson " + LESSONS[name][0]
         )
         print(f"{name}: {whose}")
-    found = tuple(getattr(parts, name) for name in names)
+    # An engine leaves out the attention parts that it does not call; a lesson may still build on them.
+    found = tuple(getattr(parts, name) or getattr(Parts.reference(), name) for name in names)
     return found[0] if len(found) == 1 else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .wiring import wired
 
 MODEL = "tiny-stories"
 _WITHOUT_ENGINE = ("build_app",)
+_TEXT_ALONE = frozenset({"Tokenizer"})  # parts without a share in the logits of given tokens
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def engine_report(lesson: Lesson) -> EngineReport:
     card = lesson.engine
     own = my_engine.own_parts()
     owners = own.owners()
-    own = own.replace(**{name: None for name in card.without if name in owners})
+    left_out: dict[str, Any] = {name: None for name in card.without if name in owners}
+    own = own.replace(**left_out)
     task = Task.of(card)
     right = reference_story(task)
     mine = write_story(own, task) if owners else right
@@ -87,7 +89,7 @@ def engine_report(lesson: Lesson) -> EngineReport:
         reference_text=right.text,
         same_tokens=_same_tokens(mine, right),
         tokens=len(right.ids),
-        logit_error=logit_error(own, right) if owners else 0.0,
+        logit_error=_error(in_lesson, own, right) if owners else 0.0,
         mistakes=tuple(_wrong_story(id, name, own, task, right) for id, name in card.mistakes),
         note=card.note if any(part in owners for part in in_lesson) else "",
         dial=tuple(
@@ -151,6 +153,12 @@ def logit_error(parts: Parts, story: Story) -> float:
     with np.errstate(invalid="ignore", over="ignore"):  # what a mistake makes of weights can be anything
         off = wrong.astype(np.float64) - right
     return float(np.linalg.norm(off) / np.linalg.norm(right))
+
+
+def _error(changed: Iterable[str], parts: Parts, story: Story) -> float | None:
+    """The error of the logits; None where what changed has no share in them."""
+    names = set(changed)
+    return None if names and names <= _TEXT_ALONE else logit_error(parts, story)
 
 
 @functools.lru_cache(maxsize=4)
@@ -243,9 +251,11 @@ def _story_with(
 ) -> WrongStory:
     """The text with some parts exchanged."""
     try:
-        parts = own.replace(**change())
+        changed = change()
+        parts = own.replace(**changed)
         story = write_story(parts, task)
-        return WrongStory(name, says, story.text, _same_tokens(story, right), logit_error(parts, right), "")
-    except Exception as error:  # a mistake may well stop the engine: that is what it does to the text
-        said = str(error).replace(f"{REPOSITORY}{os.sep}", "")  # a notebook names no folder of the machine
-        return WrongStory(name, says, "", 0, float("nan"), f"{type(error).__name__}: {said}")
+        error = _error(changed, parts, right)
+        return WrongStory(name, says, story.text, _same_tokens(story, right), error, "")
+    except Exception as failure:  # a mistake may well stop the engine: that is what it does to the text
+        said = str(failure).replace(f"{REPOSITORY}{os.sep}", "")  # a notebook names no folder of the machine
+        return WrongStory(name, says, "", 0, float("nan"), f"{type(failure).__name__}: {said}")

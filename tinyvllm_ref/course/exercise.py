@@ -274,6 +274,12 @@ class EngineCard:
         Engines that are nobody's mistake and worth comparing all the same.
     dial_title : str
         What the dial turns.
+    sampling : mapping
+        Options of SamplingParams; without any the story is greedy.
+    beside : tuple of str
+        Further prompts that are in the batch, in front of `prompt`; their stories are not shown.
+    without : tuple of str
+        Parts of the learner's that stay out of this card, since the lesson's own part could not be seen with them.
     """
 
     mistakes: tuple[tuple[str, str], ...] = ()
@@ -282,6 +288,9 @@ class EngineCard:
     note: str = ""
     dial: tuple[Setting, ...] = ()
     dial_title: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

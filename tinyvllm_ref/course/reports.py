@@ -287,14 +287,14 @@ class Table:
 class WrongStory:
     """What a mistake does to the text: its name and sentence, the story, how many tokens agree, the logit error.
 
-    `error` is the text of the error where the engine could not write at all.
+    The logit error is None where the part has no share in the logits of given tokens, as a tokenizer has none. `error` is the text of the error where the engine could not write at all.
     """
 
     name: str
     says: str
     text: str
     same_tokens: int
-    logit_error: float
+    logit_error: float | None
     error: str = ""
 
 
@@ -316,8 +316,8 @@ class EngineReport:
         The stories, prompt included.
     same_tokens, tokens : int
         How many of the tokens agree from the start, and how many there are.
-    logit_error : float
-        Relative error of the logits.
+    logit_error : float or None
+        Relative error of the logits; None in a lesson whose parts have no share in them.
     mistakes : sequence of WrongStory
         What each does to the text.
     note : str
@@ -339,7 +339,7 @@ class EngineReport:
     reference_text: str
     same_tokens: int
     tokens: int
-    logit_error: float
+    logit_error: float | None
     mistakes: Sequence[WrongStory] = ()
     note: str = ""
     dial: Sequence[WrongStory] = ()
@@ -355,7 +355,7 @@ class EngineReport:
         """How the learner's story compares with the reference's."""
         if not self.own:
             return "The reference wrote this; a part of yours joins when its check passes."
-        return f"{_agreement(self.same_tokens, self.tokens)}. {_error_text(self.logit_error)}."
+        return _agreement(self.same_tokens, self.tokens) + _error_text(self.logit_error)
 
     @property
     def run_lines(self) -> list[str]:
@@ -401,16 +401,23 @@ def _agreement(same: int, tokens: int) -> str:
     return f"The first {same:,} of {tokens:,} tokens agree; token {same + 1:,} differs"
 
 
-def _error_text(error: float) -> str:
+def _error_text(error: float | None) -> str:
+    """The second sentence of a story's note; none where the logits tell nothing."""
+    if error is None:
+        return "."
     if math.isnan(error):
-        return "The logits are not numbers"
-    return "The logits are equal to the bit" if error == 0 else f"Relative error of the logits: {error:.2g}"
+        return ". The logits are not numbers."
+    return (
+        ". The logits are equal to the bit."
+        if error == 0
+        else f". Relative error of the logits: {error:.2g}."
+    )
 
 
 def _says_of(wrong: WrongStory, tokens: int) -> str:
     if wrong.error:
         return f"The engine stops: {wrong.error}"
-    return f"{_agreement(wrong.same_tokens, tokens)}. {_error_text(wrong.logit_error)}."
+    return _agreement(wrong.same_tokens, tokens) + _error_text(wrong.logit_error)
 
 
 def _split(text: str, reference: str) -> tuple[str, str]:

@@ -272,7 +272,9 @@ def wavelengths(frequencies: Mapping[str, Any], *, context: int | None = None) -
 
 
 @in_one_look
-def distribution_filters(tokens: Sequence[str], panels: Mapping[str, Any]) -> AltFigure:
+def distribution_filters(
+    tokens: Sequence[str], panels: Mapping[str, Any], *, title: str = "The next token under each filter"
+) -> AltFigure:
     """The next token's probabilities under several filters, side by side; removed tokens carry a cross.
 
     Parameters
@@ -281,6 +283,10 @@ def distribution_filters(tokens: Sequence[str], panels: Mapping[str, Any]) -> Al
         The tokens shown, at most 30, most probable first.
     panels : mapping of str to array_like
         Filter -> probabilities, shape (tokens,); at most five.
+    title : str
+        Heading.
+    title : str
+        Heading.
 
     Returns
     -------
@@ -300,9 +306,7 @@ def distribution_filters(tokens: Sequence[str], panels: Mapping[str, Any]) -> Al
         if len(p) != len(tokens) or not np.all((p >= 0) & (p <= 1 + 1e-6)):
             raise ValueError(f"distribution_filters: {name!r} needs {len(tokens)} probabilities from 0 to 1")
     sheet = Sheet()
-    sheet.title(
-        "The next token under each filter", "Bars on one scale; × marks a token that can not be drawn."
-    )
+    sheet.title(title, "Bars on one scale; × marks a token that can not be drawn.")
     names = [shortened(_token_name(token), 1.1, look.TEXT_SIZE) for token in tokens]
     x0 = sheet.left + max(text_width(name, look.TEXT_SIZE) for name in names) + 0.14
     each = (sheet.right - x0) / len(shown)
@@ -316,7 +320,8 @@ def distribution_filters(tokens: Sequence[str], panels: Mapping[str, Any]) -> Al
             _probability(sheet, x0 + k * each, each, float(p[row]), top, look.hue(k))
         sheet.y += 0.21
     kept = "; ".join(f"{name} keeps {int((p > 0).sum())} of {len(p)}" for name, p in shown.items())
-    return sheet.finish(f"Probabilities of {plural(len(tokens), 'token')} under each filter: {kept}.")
+    best = f"the first, {names[0]!r}, has {float(next(iter(shown.values()))[0]):.2g}"
+    return sheet.finish(f"{title}. Probabilities of {plural(len(tokens), 'token')}; {best}; {kept}.")
 
 
 def _probability(sheet: Sheet, x: float, each: float, p: float, top: float, hue: look.Hue) -> None:

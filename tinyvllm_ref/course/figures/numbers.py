@@ -248,7 +248,7 @@ def _calm_ticks(axes: Any) -> None:
             axis.set_major_locator(LogLocator(numticks=most))
             axis.set_minor_formatter(NullFormatter())
         else:
-            axis.set_major_locator(MaxNLocator(most))
+            axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _end_labels(figure: AltFigure, axes: Any, names: Sequence[str]) -> None:
