@@ -77,8 +77,8 @@ def _with_inputs(difference: Difference, expected: Any, inputs: Mapping[str, Any
         return difference
     ((name, values),) = alike
     rows = tuple(
-        (f"{index}, {name} = {show(np.ravel(values)[place])}", *rest)
-        for place, (index, *rest) in zip(difference.places, difference.rows, strict=True)
+        (f"{index}, {name} = {show(np.ravel(values)[place])}", wanted, got)
+        for place, (index, wanted, got) in zip(difference.places, difference.rows, strict=True)
     )
     return replace(difference, rows=rows)
 
