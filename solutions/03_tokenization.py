@@ -12,7 +12,7 @@
 # **At the end you have** `Tokenizer`: it turns any text into the ids that a model reads, and ids back into text, also one
 # at a time while the model writes. It reads the `tokenizer.json` of this course's model, of SmolLM2 and of Llama 3.2.
 #
-# **About 60 minutes** · builds on 01 (a model is a folder of files) · no CUDA in this lesson: text is the host's business
+# **About 80 minutes** · builds on 01 (a model is a folder of files) · no CUDA in this lesson: text is the host's business
 #
 # **In vLLM** the `tokenizers` library (in Rust) does this, and `vllm/v1/engine/detokenizer.py` decodes the stream. Yours
 # gives the same ids; it is slower, and a prompt is short.
@@ -22,6 +22,8 @@ import json
 
 from tinyvllm_ref.checkpoint.names import resolve
 from tinyvllm_ref.course import check, hint, progress, reset, show, show_engine, solution
+
+settings = json.loads((resolve("tiny-stories") / "tokenizer.json").read_text(encoding="utf-8"))
 
 # %% [markdown]
 # > **Fast track.** You have written a BPE before? Read [the rules of this format](#Bytes-that-can-be-printed), do
@@ -45,7 +47,6 @@ from tinyvllm_ref.course import check, hint, progress, reset, show, show_engine,
 # in 2016. What training leaves behind is a list of **merges**, in order. These are the first of our model, and the last:
 
 # %%
-settings = json.loads((resolve("tiny-stories") / "tokenizer.json").read_text(encoding="utf-8"))
 merges = settings["model"]["merges"]
 for rank in (0, 1, 2, 7, 18, len(merges) - 1):
     print(f"rank {rank:4}: {merges[rank][0]!r} + {merges[rank][1]!r}")
@@ -69,7 +70,8 @@ for text in ("a", " ", "é", "雪", "🐈"):
 # %% [markdown]
 # ## 03.1 · Bytes as symbols
 #
-# First the map: a list of 256 characters, the symbol of each byte. Then a text to its symbols.
+# Two places to fill in. First the map: a list of 256 characters, the symbol of each byte. Then a text to its symbols.
+
 
 # %%
 # Exercise 03.1 - bytes as symbols
@@ -196,11 +198,13 @@ print("nothing is lost:", "".join(gpt2_split("  a \n b")) == "  a \n b")
 # Put it together: pieces, symbols, tokens, ids. `split` is a function such as `gpt2_split`; `vocab` maps a token (a string
 # of symbols) to its id. Two rules remain.
 #
-# - Some vocabularies lack a few bytes that hardly ever occur. A symbol that is not in `vocab` is dropped *before* merging.
-# - `whole_first` is for files that ask for it (`"ignore_merges": true`, as in Llama 3): a piece that is in `vocab` as it
-#   stands is one token, and the merges are not consulted.
+# - Some vocabularies lack a few bytes that hardly ever occur. A symbol that is not in `vocab` is dropped *before* merging,
+#   so that those beside it become neighbours: without an `x` in `vocab`, `txhe` merges like `the`.
+# - `whole_first` is for files that ask for it (`"ignore_merges": true`, as in Llama 3): a piece whose symbols are in `vocab`
+#   as they stand, with none dropped, is one token, and the merges are not consulted.
 #
 # Your `to_symbols` and `merge` are at hand.
+
 
 # %%
 # Exercise 03.3 - a text to ids
@@ -240,10 +244,12 @@ check("03.3", encode_text)
 #
 # So a stream keeps bytes that are only the *beginning* of a character, and gives the rest away at once. And since a model
 # may write any tokens at all, some bytes will never be a character. They become `U+FFFD`, the replacement character, and
-# the stream goes on. Look at the difference between *incomplete* and *impossible*:
+# the stream goes on. Look at the difference between *incomplete* and *impossible*. The last one is both: the first two bytes
+# promise a character of four, but the third byte, `e9`, continues nothing (it is `1110xxxx`, not `10xxxxxx`). So those two become
+# one U+FFFD, and `e9` begins a character of its own:
 
 # %%
-for raw in (b"\xf0\x9f\x90", b"\xff", b"\xf0\x9fcd"):
+for raw in (b"\xf0\x9f\x90", b"\xff", b"\xf0\x9fcd", b"\xf0\x9f\xe9\x9b\xaa"):
     print(raw, "->", ascii(raw.decode("utf-8", errors="replace")))
 
 # %% [markdown]
@@ -253,8 +259,9 @@ for raw in (b"\xf0\x9f\x90", b"\xff", b"\xf0\x9fcd"):
 # not before, often `""`; an id that is not in the dict has no bytes. `end()` gives what was held back: an unfinished
 # character as `U+FFFD`.
 #
-# You can write it with a buffer and the table above. Or look up `codecs.getincrementaldecoder` in Python's
-# documentation, which is made for this.
+# You can write it with a buffer and the table above; then look at *every* byte of a character, not only at the first. Or look
+# up `codecs.getincrementaldecoder` in Python's documentation, which is made for this. In a report, tokens are written as bytes
+# in hexadecimal: `61 20` is `a` and a space.
 
 # %%
 # Exercise 03.4 - text from a stream
@@ -303,13 +310,16 @@ print(settings["post_processor"]["single"])
 #
 # ## 03.5 · The tokenizer
 #
-# Reading the file is done for you: `splitter` and `template_ids` read two descriptions in it, and `__init__` takes out
-# what is needed. `encode`, the table of bytes, `decode` and `stream` are yours. Everything you made so far is
-# at hand: `SYMBOLS`, `encode_text`, `Stream`.
+# Reading the file is done for you: `__init__` takes out what is needed, and two functions below the class, which you need not read,
+# understand two descriptions in the file. Four places in the class are yours: the table of bytes, `encode`, `decode` and
+# `stream`. Everything you made so far is at hand: `SYMBOLS`, `encode_text`, `Stream`.
 #
+# - The **table**: `self.token_bytes[id]` is the bytes of a token. Each symbol of a token stands for a byte, `byte_of[symbol]`
+#   (a character that is no symbol, which some files have, is its own UTF-8). An added token's bytes are its name in UTF-8.
 # - `encode(text)`: the ids of the template (`self.first`), then those of the text. Added tokens (`self.added`) are cut
 #   out first. `re.split("(a|b)", text)` cuts at `a` and at `b` *and keeps them*; `re.escape` protects characters such as
-#   `|`; where one name begins like another, the longer one must be tried first.
+#   `|`; where one name begins like another, the longer one must be tried first. A file may have no added tokens at all: then
+#   the expression would be `()`, which cuts a text into single letters.
 # - `decode(ids)`: the text, special tokens left out. An id that no token has gives nothing.
 # - `stream()`: a new `Stream` that does the same, token by token.
 
@@ -322,41 +332,6 @@ from pathlib import Path
 from tokenizers import Regex, pre_tokenizers
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def splitter(settings):
-    """The "pre_tokenizer" of a tokenizer.json -> a function that cuts a text into pieces."""
-    steps = []
-    for one in settings.get("pretokenizers", [settings]):
-        if one["type"] == "Split" and one["behavior"] == "Isolated" and not one.get("invert"):
-            steps.append(pre_tokenizers.Split(Regex(one["pattern"]["Regex"]), "isolated"))
-        elif one["type"] == "Digits":
-            steps.append(pre_tokenizers.Digits(one["individual_digits"]))
-        elif one["type"] == "ByteLevel" and not one["add_prefix_space"]:
-            if one.get("use_regex", True):
-                steps.append(pre_tokenizers.Split(Regex(GPT2), "isolated"))
-        else:
-            raise ValueError(f"tokenizer.json: the pre-tokenizer {one} is not one that this class knows")
-
-    def split(text):
-        pieces = [text]
-        for step in steps:
-            pieces = [found for piece in pieces for found, _ in step.pre_tokenize_str(piece)]
-        return pieces
-
-    return split
-
-
-def template_ids(settings):
-    """The "post_processor" of a tokenizer.json -> the ids that stand in front of a text."""
-    ids = []
-    for one in (settings or {}).get("processors", [settings or {}]):
-        template = one.get("single", [])
-        if template and "Sequence" not in template[-1]:
-            raise ValueError(f"tokenizer.json: the template {template} does not end with the text")
-        for part in template[:-1]:
-            ids += one["special_tokens"][part["SpecialToken"]["id"]]["ids"]
-    return ids
 
 
 class Tokenizer:
@@ -414,6 +389,44 @@ class Tokenizer:
         return Stream({id: raw for id, raw in self.token_bytes.items() if id not in self.special})
         # STUB return Stream({})
         # END SOLUTION
+
+
+# ---- reading two descriptions of the file: nothing to fill in
+
+
+def splitter(settings):
+    """The "pre_tokenizer" of a tokenizer.json -> a function that cuts a text into pieces."""
+    steps = []
+    for one in settings.get("pretokenizers", [settings]):
+        if one["type"] == "Split" and one["behavior"] == "Isolated" and not one.get("invert"):
+            steps.append(pre_tokenizers.Split(Regex(one["pattern"]["Regex"]), "isolated"))
+        elif one["type"] == "Digits":
+            steps.append(pre_tokenizers.Digits(one["individual_digits"]))
+        elif one["type"] == "ByteLevel" and not one["add_prefix_space"]:
+            if one.get("use_regex", True):
+                steps.append(pre_tokenizers.Split(Regex(GPT2), "isolated"))
+        else:
+            raise ValueError(f"tokenizer.json: the pre-tokenizer {one} is not one that this class knows")
+
+    def split(text):
+        pieces = [text]
+        for step in steps:
+            pieces = [found for piece in pieces for found, _ in step.pre_tokenize_str(piece)]
+        return pieces
+
+    return split
+
+
+def template_ids(settings):
+    """The "post_processor" of a tokenizer.json -> the ids that stand in front of a text."""
+    ids = []
+    for one in (settings or {}).get("processors", [settings or {}]):
+        template = one.get("single", [])
+        if template and "Sequence" not in template[-1]:
+            raise ValueError(f"tokenizer.json: the template {template} does not end with the text")
+        for part in template[:-1]:
+            ids += one["special_tokens"][part["SpecialToken"]["id"]]["ids"]
+    return ids
 
 
 # %%

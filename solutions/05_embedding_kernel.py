@@ -13,7 +13,7 @@
 # numbers. There is hardly any arithmetic in it; all of it is about *who touches which address*, and that decides how fast
 # most kernels of this course are.
 #
-# **About 55 minutes** · builds on 00 (threads, blocks, guards), 02 (BF16) and 04 (device memory)
+# **About 60 minutes** · builds on 00 (threads, blocks, guards), 02 (BF16) and 04 (device memory)
 #
 # **In vLLM** the same job is done by `VocabParallelEmbedding`
 # (`vllm/model_executor/layers/vocab_parallel_embedding.py`). It calls PyTorch's embedding, and adds what is needed when the
@@ -72,8 +72,8 @@ embedding_in_numpy(np.array([2, 0, 2]), bits)
 # On the device an array is one long row of elements. A table with `hidden` columns has its row $r$ at element
 # $r \cdot \text{hidden}$. For the output and for the table it is the same rule, only the row is another.
 #
-# Two things to know. `BF16_CUDA` in front of the kernel is the text from lesson 02: it brings the type `bf16` and the function
-# `bf16_to_float`. And `(size_t)` in front of a row's number makes the multiplication one of 64 bits: an `int` ends at 2.1
+# Two things to know. `BF16_CUDA` in front of the kernel is the text from lesson 02. It brings the type `bf16`, which is an
+# `unsigned short` that holds the 16 bits, and the function `float bf16_to_float(bf16 bits)`. And `(size_t)` in front of a row's number makes the multiplication one of 64 bits: an `int` ends at 2.1
 # billion, and tables get that large.
 
 # %%
@@ -131,8 +131,8 @@ check("05.2", gather_two)
 # %% [markdown]
 # ## What really moves: sectors
 #
-# Did you take the columns $t$ and $t + \text{blockDim}$, or $2t$ and $2t + 1$? Both are right. To see whether it matters we
-# must look at how memory answers.
+# Did you take the columns $t$ and $t + \text{blockDim}$, or $2t$ and $2t + 1$? Both are right, and one of them moves nearly twice as
+# much (the table after 05.5 shows yours). To see why we must look at how memory answers.
 #
 # - Threads run in **warps** of 32 (lesson 04), and a warp runs one instruction at a time. So a load is not 32 loads: it is one
 #   **request** with 32 addresses.
@@ -185,6 +185,10 @@ measure("05.3")
 # %% [markdown]
 # That was loading. Storing has the same rule, and the stores here are floats, so they touch twice as many sectors.
 #
+# Now the choice of 05.2 has an answer. With $2t$ and $2t + 1$ the threads of a warp ask for every second element, and come back for the
+# others: each of the two requests touches all sectors of a stretch of 64 columns, and so each sector is moved twice. With $t$ and
+# $t + \text{blockDim}$ each request is for 32 neighbours, and each sector moves once.
+#
 # ## 05.4 · Any width, any id
 #
 # You know now how a thread should go on: not to its neighbour's column, but by `blockDim.x`. A **strided loop** does that for
@@ -193,6 +197,10 @@ measure("05.3")
 # And one thing more: an id that is no row of the table. It should never come, and one day it does (a tokenizer with a token more
 # than the model). A kernel that reads at row $V$ reads whatever lies behind the table. The contract of this part is: **the row of
 # an unknown id is NaN**, which spreads through everything that is computed from it and can not be overlooked.
+#
+# "Is a row" means two comparisons, `id >= 0 && id < vocab`. (Python's `0 <= id < vocab` compiles in C and means something else: the
+# first comparison gives 0 or 1, and that is compared with `vocab`.) In this check and the next, `out` is full of 77 before your kernel
+# runs: where a report says "got 77", nothing was written.
 
 # %%
 # Exercise 05.4 - any width, any id
@@ -245,7 +253,8 @@ show("05.4")
 #   that is all of them, so one loop serves both.)
 #
 # This is the part that the engine calls: `embedding(ids, table, out)`, with `ids` (T,) int32, `table` (V, H) BF16 and `out` (T, H)
-# float32. It returns `out`. You also choose the number of threads.
+# float32. It returns `out`. You also choose the number of threads: right for every width (1 and 4,100 too: never 0, never above 1,024),
+# and at least 64 for a row of 2,048 columns or more, so that more than one warp works on it.
 
 # %%
 # Exercise 05.5 - four at a time: the part
@@ -292,9 +301,12 @@ show("05.5")
 measure("05.2", "05.4", "05.5")
 
 # %% [markdown]
-# Without a card you see counts. All three move hardly more than what is needed (what is over: each warp reads the token's id for
-# itself). The last one makes far fewer accesses. With a card you see times. Measured once on an NVIDIA H200, for 8,192 tokens and 2,048 columns (GB/s of bytes that are needed; a plain copy reached
-# 3,715 GB/s):
+# Without a card you see counts. 05.4 and 05.5 move hardly more than what is needed (what is over: each warp reads the token's id for
+# itself), and so does 05.2 if you took the columns $t$ and $t + \text{blockDim}$. If you took $2t$ and $2t + 1$, you see about twice as
+# many sectors there: each is moved for the even columns and once more for the odd ones. 05.5 makes far fewer accesses than the others.
+#
+# With a card you see times. Measured once on an NVIDIA H200, for 8,192 tokens and 2,048 columns (GB/s of bytes that are needed; a plain
+# copy reached 3,715 GB/s):
 #
 # | | time | |
 # |---|---|---|

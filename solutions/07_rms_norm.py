@@ -9,10 +9,10 @@
 # %% [markdown]
 # # 07 · RMSNorm
 #
-# **At the end you have** two parts: `rms_norm`, which stands in front of every block of a Llama, and `add_rms_norm`, which adds
-# what the block before has computed and normalises in the same pass.
+# **At the end you have** two parts: `rms_norm`, which brings rows of numbers to one size before the layers of a Llama read them, and
+# `add_rms_norm`, which adds what was computed last and normalises in the same pass.
 #
-# **About 55 minutes** · builds on 02 (BF16), 05 (strided loops, coalescing) and 06 (`block_sum`)
+# **About 60 minutes** · builds on 02 (BF16), 05 (strided loops, coalescing) and 06 (`block_sum`)
 #
 # **In vLLM** the same two are `rms_norm_kernel` and `fused_add_rms_norm_kernel` in `csrc/layernorm_kernels.cu`. They sum with
 # NVIDIA's `cub::BlockReduce`, in float32 as you will. Their residual stream is kept in the model's own type (mostly BF16); ours is
@@ -27,17 +27,19 @@ print(describe())
 BF16_CUDA, BLOCK_SUM_CUDA = earlier("BF16_CUDA", "BLOCK_SUM_CUDA")
 
 # %% [markdown]
-# > **Fast track.** You can write RMSNorm as a kernel with a block a row? Go to
+# > **Fast track.** You can write RMSNorm as a kernel with a thread block a row? Go to
 # > [exercise 07.5](#07.5-·-Add-and-normalise-in-one-pass:-the-part); 07.3 is most of it already. Pass both, and leave.
 
 # %% [markdown]
 # ## The question
 #
-# A transformer is a stack of blocks. Through all of them runs one array, the **residual stream**: a row of $H$ numbers for each
-# token. Every block reads the stream, computes something, and *adds* it. So the stream grows: after some layers its numbers may be
-# ten or a hundred times as large as at the beginning. A block that was trained to see numbers around 1 would be lost.
+# A transformer is a stack of layers, and each layer has two **layer parts**: attention (lesson 10) and a feed-forward network (lesson 13).
+# (Elsewhere these are called blocks. In this course a *block* is always a block of threads.) Through all of them runs one array, the
+# **residual stream**: a row of $H$ numbers for each token. Every layer part reads the stream, computes something, and *adds* it. So the
+# stream grows: after some layers its numbers may be ten or a hundred times as large as at the beginning. A layer part that was trained to
+# see numbers around 1 would be lost.
 #
-# So what a block gets to read is brought to a fixed size first. The size of a row is its **root mean square**, and each element is
+# So what a layer part gets to read is brought to a fixed size first. The size of a row is its **root mean square**, and each element is
 # divided by it, then multiplied by a learned weight $w_i$, one for each column:
 #
 # $$\operatorname{rms}(x) = \sqrt{\frac{1}{H} \sum_{i} x_i^2} \qquad\qquad
@@ -93,7 +95,9 @@ check("07.1", half_rms)
 # First the formula, as plainly as it can be written: each thread does a whole row by itself. What comes in is float32 (the stream),
 # what goes out is BF16 (the next thing is a product of matrices, whose inputs are BF16). Everything between is float32.
 #
-# `rsqrtf(v)` is $1/\sqrt{v}$ for a float, in one instruction. `float_to_bf16` and `bf16_to_float` are those of lesson 02.
+# `rsqrtf(v)` is $1/\sqrt{v}$ for a float, in one instruction. `float bf16_to_float(bf16 bits)` and `bf16 float_to_bf16(float v)` are those
+# of lesson 02; a `bf16` is 16 bits in an `unsigned short`, so never compute with one, or assign a float to one, without them. And in C a
+# variable has no value until it gets one: a sum begins with `float squares = 0.0f;`.
 
 # %%
 # Exercise 07.2 - one thread a row
@@ -118,17 +122,27 @@ check("07.2", norm_naive)
 # %% [markdown]
 # ## 07.3 · One block a row: the part
 #
-# What is wrong with it? Two things, and you know both.
+# What is wrong with the kernel of 07.2? Two things, and you know both.
 #
-# - In a decode step of one request there is *one* row. One thread would work, and thousands would watch.
+# - While a model writes for one person, each step of the engine has *one* new token, and so one row. One thread would work, and
+#   thousands would watch.
 # - With many rows, the threads of a warp read column 0 of 32 different rows: 32 addresses, $4H$ bytes apart, 32 sectors for 128
 #   bytes. Lesson 05 has a picture of that.
 #
 # So let a whole block do a row. Each thread takes every `blockDim.x`-th column, as in lesson 05, and adds up *its* squares. Then your
-# `block_sum` of lesson 06 makes one sum of these, and gives it to **every** thread: all of them need it to write their columns.
+# `block_sum(value, scratch)` of lesson 06 makes one sum of these, and gives it to **every** thread: all of them need it to write their
+# columns. It has barriers inside, so *every* thread of the block must call it, once, also a thread that has no column.
 #
-# This is the part that the engine calls. The kernel's scratch is dynamic shared memory, 4 bytes a thread. You write the body of the
-# kernel, and choose the number of threads.
+# This is the part that the engine calls, with two places to fill in. In the kernel: its body. In `rms_norm`: the number of threads, and
+# the launch. The kernel's scratch is dynamic shared memory, a float for each thread, and the launch says how many **bytes** that is, as
+# its last argument:
+#
+# ```python
+# kernel((blocks,), (threads,), (arguments, ...), shared_mem=4 * threads)
+# ```
+#
+# Choose the number of threads by the *width* alone, and not by how many rows there are: it decides the order in which a row's squares are
+# added, and a token's numbers should not depend on who else is in the batch.
 
 # %%
 # Exercise 07.3 - one block a row: the part
@@ -176,7 +190,10 @@ measure("07.2", "07.3")
 # every step is not. Take the simplest row there is, all ones, and let one thread add them up.
 #
 # What does it get for **2,048 ones, if the sum is kept in BF16** (rounded after every addition)? And for **20 million ones in
-# float32**? Remember lesson 02: BF16 has 8 significant bits, float32 has 24, and ties are rounded to the even neighbour.
+# float32**? Remember lesson 02: BF16 has 8 significant bits (7 that are stored and the leading 1), float32 has 24. With $b$ significant
+# bits, numbers from $2^{k}$ to $2^{k+1}$ lie $2^{k+1-b}$ apart. A result that falls between two of them becomes the nearer one, and one
+# that falls right in the middle (a *tie*) the one whose last bit is 0 (the *even* one). With 3 bits, for example, there are 4 5 6 7 and
+# then 8 10 12 14: 8 + 1 is in the middle of 8 (binary 100 × 2) and 10 (101 × 2), and becomes 8.
 
 # %%
 # Exercise 07.4 - where does a sum stop growing?
@@ -204,8 +221,8 @@ display_figure(draw_accumulation())
 #
 # ## 07.5 · Add and normalise in one pass: the part
 #
-# In the model a norm never comes alone. A block has computed `x`; that is added to the stream; and the sum is normalised for the next
-# block:
+# In the model a norm seldom comes alone. A layer part has computed `x`; that is added to the stream; and the sum is normalised for the
+# next layer part:
 #
 # $$\text{residual} \leftarrow \text{residual} + x \qquad\qquad \text{out} = \operatorname{norm}(\text{residual})$$
 #
@@ -216,7 +233,7 @@ display_figure(draw_accumulation())
 # Note what is kept: `residual` gets the sum, *not* the normalised values. It lives on to the end of the model. `x` is only read. By
 # hand, with all weights 1: residual = 1 2 and x = 2 −6 give residual = 3 −4, and out = 0.85 −1.13.
 #
-# Write the whole kernel's body this time. `row`, `residual_row` and `to` point to this block's rows.
+# Write the whole kernel's body this time. `row`, `residual_row` and `to` point to the rows of this block of threads.
 
 # %%
 # Exercise 07.5 - add and normalise in one pass: the part
@@ -257,7 +274,15 @@ check("07.5", add_rms_norm)
 measure("07.5")
 
 # %% [markdown]
-# On the H200, for 8,192 rows of 2,048: 123 µs as two kernels (an addition, then a norm), 83 µs as one.
+# And the same work as two kernels, an addition and then a norm like that of 07.3, counted in emulation at the small size:
+
+# %%
+from tinyvllm_ref.course.exercises.lesson_07_rms_norm import count_two_kernels
+
+count_two_kernels()
+
+# %% [markdown]
+# What it touches beyond your 07.5 is the sum, which the second kernel fetches once more. On the H200, for 8,192 rows of 2,048: 123 µs as two kernels (an addition, then a norm), 83 µs as one.
 #
 # ## Your parts in the engine
 #
@@ -275,7 +300,7 @@ progress()
 #
 # - RMSNorm divides a row by its root mean square and multiplies by a weight. Epsilon stands under the root, and is compared with the
 #   mean *square*.
-# - One block a row: a strided loop, `block_sum`, another strided loop. Softmax and attention will have the same shape.
+# - One block of threads a row: a strided loop, `block_sum`, another strided loop. Softmax and attention will have the same shape.
 # - Store small, add up large: BF16 in memory, float32 in every sum.
 # - Kernels that do little arithmetic cost what they move. Fuse what reads the same numbers.
 #

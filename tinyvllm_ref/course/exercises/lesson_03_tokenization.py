@@ -52,11 +52,20 @@ def _small_text() -> str:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<|end|>"], show_progress=False)
+    # One name begins like another, and the shorter one comes first.
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<|end|>", "<|end|>x"], show_progress=False)
     made.train_from_iterator([(REPOSITORY / "data" / "prompts.txt").read_text(encoding="utf-8")], trainer)
     made.add_tokens(["<name>"])
     settings = json.loads(made.to_str())
     settings["model"]["merges"] = [" ".join(pair) for pair in settings["model"]["merges"]]
+    return json.dumps(settings)
+
+
+@functools.cache
+def _plain_text() -> str:
+    """The same, without any added token."""
+    settings = json.loads(_small_text())
+    settings["added_tokens"] = []
     return json.dumps(settings)
 
 
@@ -77,15 +86,20 @@ def _symbol_cases(rng: np.random.Generator) -> list[Case]:
         Case("an accent", {"text": "café"}, "awkward"),
         Case("an emoji", {"text": "cat 🐈"}, "awkward"),
         Case("the soft hyphen, DEL and U+00A0", {"text": "\xad\x7f\xa0ÿ"}, "awkward"),
+        Case("the list SYMBOLS itself", {"text": "", "looked_at": "SYMBOLS"}, "awkward"),
         Case("300 characters from everywhere", {"text": "".join(map(chr, code_points.tolist()))}, "awkward"),
     ]
 
 
 def _run_symbols(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
+    if inputs.get("looked_at") == "SYMBOLS":  # no text has all bytes in it, and 03.5 needs all of them
+        return {"SYMBOLS": list(answer.__globals__["SYMBOLS"])}
     return {"symbols": answer(inputs["text"])}
 
 
 def _expect_symbols(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    if "looked_at" in inputs:
+        return {"SYMBOLS": list(_alphabet())}
     step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return {"symbols": "".join(piece for piece, _ in step.pre_tokenize_str(inputs["text"]))}
 
@@ -163,6 +177,44 @@ return "".join(SYMBOLS[byte] for byte in ____)""",
             _symbols_answer(text='text.replace(" ", "").encode("utf-8")'),
             "A space is a byte like any other, and its symbol is Ġ. Without it no text can be put together again.",
             "How would ' the' and 'the' be told apart?",
+        ),
+        Mistake(
+            "looked up by the character's number",
+            _symbols_answer().replace(
+                'SYMBOLS[byte] for byte in text.encode("utf-8")', "SYMBOLS[ord(c)] for c in text"
+            ),
+            "ord gives the number of a character in Unicode, not a byte: for é it is 233, and for an emoji far above 255, "
+            "where the list ends. Take the bytes of the text, text.encode('utf-8'): they are numbers from 0 to 255 already.",
+            "How many elements has SYMBOLS, and what is ord of the character that fails?",
+        ),
+        Mistake(
+            "the last of each range left out",
+            _symbols_answer(printable="[*range(33, 126), *range(161, 172), *range(174, 255)]"),
+            "range(33, 126) ends with 125. The bytes 126, 172 and 255 are printable too, so that the ranges are "
+            "range(33, 127), range(161, 173) and range(174, 256). Every byte that is missing moves the numbering of the "
+            "others.",
+            "What is the last number that range(33, 126) gives?",
+            variants=(
+                _symbols_answer(printable="[*range(33, 126), *range(161, 173), *range(174, 256)]"),
+                _symbols_answer(printable="[*range(33, 127), *range(161, 172), *range(174, 256)]"),
+                _symbols_answer(printable="[*range(33, 127), *range(161, 173), *range(174, 255)]"),
+            ),
+        ),
+        Mistake(
+            "the text given back as it is",
+            _symbols_answer().replace(
+                'return "".join(SYMBOLS[byte] for byte in text.encode("utf-8"))', "return text"
+            ),
+            "SYMBOLS may be right, but to_symbols does not use it yet. There are two places to fill in: the list, and the "
+            "function that goes through the bytes of a text.",
+            "Where does your to_symbols look something up?",
+        ),
+        Mistake(
+            "every byte as its own character",
+            _symbols_answer(printable="range(256)"),
+            "chr(byte) is right for the printable bytes. The 68 others get the characters from 256 on, and the first of the "
+            "two places to fill in is still to be done.",
+            "Which character is chr(32), and which symbol has the vocabulary for a space?",
         ),
     ),
 )
@@ -250,6 +302,101 @@ _IN_ONE_PASS = """def merge(symbols, ranks):
     return tokens
 """
 
+_FIRST_AGAIN = """def merge(symbols, ranks):
+    tokens = list(symbols)
+    while True:
+        for index in range(len(tokens) - 1):
+            if (tokens[index], tokens[index + 1]) in ranks:
+                tokens[index : index + 2] = [tokens[index] + tokens[index + 1]]
+                break
+        else:
+            return tokens
+"""
+_GREEDY_ROUND = """def merge(symbols, ranks):
+    merged, index = [], 0
+    while index < len(symbols):
+        if tuple(symbols[index : index + 2]) in ranks:
+            merged.append(symbols[index] + symbols[index + 1])
+            index += 2
+        else:
+            merged.append(symbols[index])
+            index += 1
+    return merged
+"""
+_GREEDY_ROUNDS = """def merge(symbols, ranks):
+    while True:
+        merged, index = [], 0
+        while index < len(symbols):
+            if tuple(symbols[index : index + 2]) in ranks:
+                merged.append(symbols[index] + symbols[index + 1])
+                index += 2
+            else:
+                merged.append(symbols[index])
+                index += 1
+        if merged == symbols:
+            return symbols
+        symbols = merged
+"""
+_GROWING = """def merge(symbols, ranks):
+    tokens = []
+    for symbol in symbols:
+        if tokens and (tokens[-1], symbol) in ranks:
+            tokens[-1] += symbol
+        else:
+            tokens.append(symbol)
+    return tokens
+"""
+_JOIN_ONE_PAIR = """        merged, index = [], 0
+        while index < len(symbols):
+            if tuple(symbols[index : index + 2]) == best:
+                merged.append(symbols[index] + symbols[index + 1])
+                index += 2
+            else:
+                merged.append(symbols[index])
+                index += 1
+        symbols = merged
+"""
+_OLD_PAIRS = (
+    """from itertools import pairwise
+
+def merge(symbols, ranks):
+    pairs = [pair for pair in pairwise(symbols) if pair in ranks]
+    for best in sorted(set(pairs), key=ranks.get):
+"""
+    + _JOIN_ONE_PAIR
+    + "    return symbols\n"
+)
+_ONE_WALK_BY_RANK = (
+    """def merge(symbols, ranks):
+    for best in sorted(ranks, key=ranks.get):
+"""
+    + _JOIN_ONE_PAIR
+    + "    return symbols\n"
+)
+_FIRST_PLACE = """from itertools import pairwise
+
+def merge(symbols, ranks):
+    pairs = [pair for pair in pairwise(symbols) if pair in ranks]
+    if not pairs:
+        return symbols
+    best = min(pairs, key=ranks.get)
+    index = list(pairwise(symbols)).index(best)
+    return symbols[:index] + [symbols[index] + symbols[index + 1]] + symbols[index + 2 :]
+"""
+_OVERLAPPING = """from itertools import pairwise
+
+def merge(symbols, ranks):
+    while True:
+        pairs = [pair for pair in pairwise(symbols) if pair in ranks]
+        if not pairs:
+            return symbols
+        best = min(pairs, key=ranks.get)
+        merged = [a + b if (a, b) == best else a for a, b in pairwise(symbols)]
+        if tuple(symbols[-2:]) != best:
+            merged.append(symbols[-1])
+        symbols = merged
+"""
+
 _MERGE = Exercise(
     id="03.2",
     title="merge by rank",
@@ -285,6 +432,14 @@ _MERGE = Exercise(
             "You take the first pair that can be merged. The order is that of the ranks, for so the merges were learnt: a pair "
             "further right may have to go first, and it changes what is left of it.",
             "Which pair of neighbours has the lowest rank, and did it go first?",
+            variants=(_FIRST_AGAIN, _GREEDY_ROUND, _GREEDY_ROUNDS, _GROWING),
+        ),
+        Mistake(
+            "new neighbours left out",
+            _OLD_PAIRS,
+            "You list the pairs once, and join them in order of rank. But each merge makes new neighbours, which were not "
+            "in the list: from h e r comes he r. List the pairs anew in every round.",
+            "After your first merge, which pairs of neighbours are there that were not there before?",
         ),
         Mistake(
             "the longest known token first",
@@ -305,12 +460,14 @@ _MERGE = Exercise(
             "When two symbols have been joined both are used up: go on behind them. With steps of one, aaa becomes aa aa a, and "
             "the text grows.",
             "Put your tokens together again. Is it the text?",
+            variants=(_OVERLAPPING,),
         ),
         Mistake(
             "only one round",
             _merge_answer(again="        return symbols\n"),
             "One merge makes new neighbours, and these may be merged again. Go on until no pair has a rank.",
             "Does any pair of neighbours in your result have a rank?",
+            variants=(_FIRST_PLACE,),
         ),
     ),
 )
@@ -319,11 +476,17 @@ _MERGE = Exercise(
 # ---------------- 03.3: a text
 
 
+def _pieces(text: str) -> list[str]:
+    """A text cut by GPT-2's expression."""
+    step = pre_tokenizers.Split(tokenizers.Regex(GPT2), "isolated")
+    return [piece for piece, _ in step.pre_tokenize_str(text)]
+
+
 def _encode_cases(rng: np.random.Generator) -> list[Case]:
     def case(label: str, text: str, group: str, model: Any = None, whole_first: bool = False) -> Case:
         model = model or _tiny()["model"]
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        inputs = {"text": text, "merges": merges, "vocab": model["vocab"], "pattern": GPT2}
+        inputs = {"text": text, "pieces": _pieces(text), "merges": merges, "vocab": model["vocab"]}
         return Case(label, {**inputs, "whole_first": whole_first}, group)
 
     # No merges lead to Ġtree or see; and the first of them would join two words.
@@ -331,15 +494,21 @@ def _encode_cases(rng: np.random.Generator) -> list[Case]:
     tokens = [*_alphabet(), *map("".join, made), "Ġtree", "see"]
     by_hand = {"vocab": {token: k for k, token in enumerate(tokens)}, "merges": made}
     another = json.loads(_small_text())["model"]
+    few = {"merges": [["h", "e"], ["t", "he"]], "vocab": {"t": 0, "h": 1, "e": 2, "Ġ": 3, "he": 4, "the": 5}}
+    fewer = {"merges": [["h", "e"]], "vocab": {"t": 0, "h": 1, "e": 2, "he": 3, "the": 4}}
     words = ["Mia", "saw", "the", "moon", "over", "the", "pond", "and", "did", "not", "sleep"]
     rng.shuffle(words)
     return [
+        case("'the he', two merges", "the he", "small", few),
         case("'Once upon a time'", "Once upon a time", "small"),
         case("eleven words", " ".join(words), "small"),
         case("spaces and lines", AWKWARD[3], "awkward"),
         case("emoji, accents and CJK", AWKWARD[0] + AWKWARD[2] + AWKWARD[5], "awkward"),
         case("'see the tree', merges made by hand", "see the tree", "awkward", by_hand),
         case("'see the tree', whole pieces first", "see the tree", "awkward", by_hand, whole_first=True),
+        case("'txhe', and no x in the vocabulary", "txhe", "awkward", few),
+        case("'txhe', no x in the vocabulary, whole pieces first", "txhe", "awkward", fewer, whole_first=True),
+        case("'the', whole pieces first", "the", "awkward", fewer, whole_first=True),
         case("bytes that are not in the vocabulary", "the \x04\x06 cat 🐈", "awkward", another),
         case("no text", "", "awkward"),
     ]  # fmt: skip
@@ -348,7 +517,8 @@ def _encode_cases(rng: np.random.Generator) -> list[Case]:
 def _run_encode(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     from tokenizers import Regex, pre_tokenizers
 
-    step = pre_tokenizers.Split(Regex(inputs["pattern"]), "isolated")
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    step = pre_tokenizers.Split(Regex(gpt2), "isolated")
 
     def split(text: str) -> list[str]:
         return [piece for piece, _ in step.pre_tokenize_str(text)]
@@ -453,6 +623,46 @@ return ids""",
             "With whole_first, a piece that is in the vocabulary as it stands is one token, even where no merges lead to it.",
             "What is whole_first in this case, and is a piece of the text in the vocabulary?",
         ),
+        Mistake(
+            "the raw piece looked up, not its symbols",
+            _encode_answer(whole="whole_first and piece in vocab").replace("vocab[symbols]", "vocab[piece]"),
+            "The vocabulary holds symbols: the piece ' tree' is written Ġtree there, and looked up as it is it will not be "
+            "found. Turn the piece into symbols first, and look these up.",
+            "How is a space written in the vocabulary?",
+            variants=(_encode_answer(whole="whole_first and piece in vocab"),),
+        ),
+        Mistake(
+            "unknown symbols dropped after merging",
+            _encode_answer(known="list(symbols)").replace(
+                "[vocab[token] for token in merge(known, ranks)]",
+                "[vocab[token] for token in merge(known, ranks) if token in vocab]",
+            ),
+            "A symbol that the vocabulary lacks stands between two others, and keeps them apart while you merge. The library "
+            "drops it first, so that these become neighbours and may merge: drop before merging.",
+            "In 'txhe' without x, which symbols are neighbours when the merging begins?",
+            variants=(
+                _encode_answer(known="list(symbols)").replace(
+                    "[vocab[token] for token in merge(known, ranks)]",
+                    "[vocab.get(token) for token in merge(known, ranks) if vocab.get(token) is not None]",
+                ),
+            ),
+        ),
+        Mistake(
+            "the whole piece looked up after dropping",
+            """def encode_text(text, split, ranks, vocab, whole_first):
+    ids = []
+    for piece in split(text):
+        symbols = [symbol for symbol in to_symbols(piece) if symbol in vocab]
+        if whole_first and "".join(symbols) in vocab:
+            ids.append(vocab["".join(symbols)])
+        else:
+            ids += [vocab[token] for token in merge(symbols, ranks)]
+    return ids
+""",
+            "A whole piece is one token if it is in the vocabulary *as it stands*. Without its unknown symbols it is another "
+            "piece: look it up first, and drop afterwards.",
+            "Is the piece itself in the vocabulary, with all of its symbols?",
+        ),
     ),
 )
 
@@ -460,11 +670,14 @@ return ids""",
 # ---------------- 03.4: a stream
 
 
+_EACH, _LATE = "the text of every push", "the whole text, and what has come after three pushes"
+
+
 def _stream_cases(rng: np.random.Generator) -> list[Case]:
-    def case(label: str, pieces: list[bytes], group: str, exact: bool = True) -> Case:
-        tokens = {str(k): list(piece) for k, piece in enumerate(pieces)}
-        ids = list(range(len(pieces)))
-        return Case(label, {"tokens": tokens, "ids": ids, "exact": exact}, group)
+    def case(label: str, pieces: list[bytes], group: str, compared: str = _EACH, ids: Any = None) -> Case:
+        tokens = {str(k): piece.hex(" ") for k, piece in enumerate(pieces)}
+        inputs = {"tokens": tokens, "ids": ids or list(range(len(pieces))), "compared": compared}
+        return Case(label, inputs, group)
 
     def cut(text: str) -> list[bytes]:
         raw, pieces = text.encode(), []
@@ -474,7 +687,7 @@ def _stream_cases(rng: np.random.Generator) -> list[Case]:
             raw = raw[size:]
         return pieces
 
-    cat = "🐈".encode()
+    cat, snow = "🐈".encode(), "雪".encode()
     return [
         case("' the', ' cat'", [b" the", b" cat"], "small"),
         case("an emoji in two tokens", [b"a ", cat[:2], cat[2:], b"."], "small"),
@@ -482,31 +695,35 @@ def _stream_cases(rng: np.random.Generator) -> list[Case]:
         case("a token that ends one character and begins another", [b"x\xc3", b"\xa9\xe9\x9b", b"\xaa y"], "awkward"),
         case("many languages, cut anywhere", cut("".join(AWKWARD[:7])), "awkward"),
         case("a special token, which has no bytes", [b"one", b"", b" two"], "awkward"),
-        case("a character that is never completed", [b"ab", cat[:3]], "broken", exact=False),
-        case("a byte that can be no character", [b"ab", b"\xff", b"cd", b" and on"], "broken", exact=False),
-        case("half a character, then a letter", [cat[:2], b"cd", b" and on"], "broken", exact=False),
+        case("an id that is not in the dict", [b"one", b" two"], "awkward", ids=[0, 7, 1]),
+        case("a character that is never completed", [b"ab", cat[:3]], "broken", _LATE),
+        case("a byte that can be no character", [b"ab", b"\xff", b"cd", b" and on"], "broken", _LATE),
+        case("half a character, then a letter", [cat[:2], b"cd", b" and on"], "broken", _LATE),
+        case("half a character, then a whole one", [cat[:2] + snow[:1], snow[1:], b" on"], "broken", _LATE),
+        case("a first byte, then letters", [cat[:1], b"a", b"b", b" and on"], "broken", _LATE),
+        case("a byte that continues nothing", [b"ab", cat[2:], b"cd", b" and on"], "broken", _LATE),
     ]  # fmt: skip
 
 
 def _run_stream(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    stream = answer({int(id): bytes(raw) for id, raw in inputs["tokens"].items()})
+    stream = answer({int(id): bytes.fromhex(raw) for id, raw in inputs["tokens"].items()})
     pieces = [stream.push(id) for id in inputs["ids"]]
     pieces.append(stream.end())
-    if inputs["exact"]:
-        return {"pieces": pieces}
+    if inputs["compared"] == "the text of every push":
+        return {"pushed": pieces}
     # Where a broken character becomes U+FFFD is the stream's own affair; but not later than two tokens on.
-    return {"text": "".join(pieces), "by the third token": "".join(pieces[:3])}
+    return {"text": "".join(pieces), "after three pushes": "".join(pieces[:3])}
 
 
 def _expect_stream(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    raw = [bytes(inputs["tokens"][str(id)]) for id in inputs["ids"]]
-    if inputs["exact"]:
+    raw = [bytes.fromhex(inputs["tokens"].get(str(id), "")) for id in inputs["ids"]]
+    if inputs["compared"] == _EACH:
         utf8 = codecs.getincrementaldecoder("utf-8")("strict")
-        return {"pieces": [*(utf8.decode(piece) for piece in raw), utf8.decode(b"", final=True)]}
+        return {"pushed": [*(utf8.decode(piece) for piece in raw), utf8.decode(b"", final=True)]}
     symbols = _alphabet()
     text = decoders.ByteLevel().decode(["".join(symbols[byte] for byte in piece) for piece in raw])
     early = b"".join(raw[:3]).decode(errors="replace")
-    return {"text": text, "by the third token": early}
+    return {"text": text, "after three pushes": early}
 
 
 def _stream_answer(
@@ -530,6 +747,14 @@ class Stream:
 """
 
 
+def _buffer_answer(give: str) -> str:
+    """A stream with a buffer `self.waiting`, of which push gives what `give` says."""
+    return _stream_answer(
+        push=f"self.waiting += self.token_bytes.get(id, b'')\n        {give}",
+        end="return self.waiting.decode('utf-8', errors='replace')",
+    )
+
+
 _STREAM = Exercise(
     id="03.4",
     title="text from a stream",
@@ -540,7 +765,8 @@ _STREAM = Exercise(
     expected=_expect_stream,
     points={"small": 1, "awkward": 1, "broken": 1},
     hints=Hints(
-        question="Take {case}. After which token are all bytes of the first character there, and what did you give until then?",
+        question="Take {case}. Write the bytes of its tokens one under the other. Which of them end a character, which are only "
+        "the beginning of one, and which can not become one any more?",
         rule="Keep the bytes that do not yet make a character, and give the rest as text. Python has a decoder that does this: "
         'codecs.getincrementaldecoder("utf-8")(errors="replace"). Its decode(raw) gives what is complete and keeps the '
         "remainder; decode(b'', final=True) gives what is still kept, as U+FFFD.\n\nBy hand: push of f0 9f gives '', push of "
@@ -588,19 +814,74 @@ def end(self):
             "What does your push return for a token that is plain English?",
         ),
         Mistake(
-            "waiting for ever behind a byte that can be no character",
-            _stream_answer(
-                push="""self.waiting += self.token_bytes.get(id, b'')
-        try:
+            "what can not become complete is waited for",
+            _buffer_answer(
+                """for keep in range(min(3, len(self.waiting)) + 1):
+            head = self.waiting[: len(self.waiting) - keep]
+            try:
+                text = head.decode('utf-8')
+            except UnicodeDecodeError:
+                continue
+            self.waiting = self.waiting[len(head) :]
+            return text
+        text, self.waiting = self.waiting.decode('utf-8', errors='replace'), b''
+        return text"""
+            ),
+            "You give the part of the buffer that decodes and keep the rest, however broken it is. Not all that fails to "
+            "decode is the beginning of a character: ff begins none, and after f0 9f a letter can not follow. Such bytes "
+            "become U+FFFD at once; what is waited for is a beginning that the next byte can still complete.",
+            "Of the bytes that you keep back, can any that follow make a character of them?",
+        ),
+        Mistake(
+            "everything held back behind an incomplete character",
+            _buffer_answer(
+                """try:
             text, self.waiting = self.waiting.decode('utf-8'), b''
         except UnicodeDecodeError:
             text = ''
-        return text""",
-                end="return self.waiting.decode('utf-8', errors='replace')",
+        return text"""
             ),
-            "Not all that fails to decode is incomplete: 0xff begins no character, and no byte that follows can mend it. Your "
-            "stream falls silent for the rest of the text.",
-            "After a byte 0xff, what must come for your buffer to be emptied?",
+            "Your buffer is decoded as a whole or not at all. If it ends with half a character, all that is complete in "
+            "front of that waits too, and behind a byte that can be no character (such as ff) it waits for ever. Give what "
+            "is complete and keep the rest; and replace what can not become complete.",
+            "In your buffer, which bytes make whole characters already?",
+        ),
+        Mistake(
+            "the following bytes not looked at",
+            _buffer_answer(
+                """text = ""
+        while self.waiting:
+            first = self.waiting[0]
+            size = 1 if first < 0x80 else 2 if 0xc0 <= first < 0xe0 else 3 if 0xe0 <= first < 0xf0 else 4
+            if 0x80 <= first < 0xc0 or first >= 0xf8:
+                size = 1
+            if len(self.waiting) < size:
+                break
+            text += self.waiting[:size].decode('utf-8', errors='replace')
+            self.waiting = self.waiting[size:]
+        return text"""
+            ),
+            "The first byte says how many should follow. Whether they do is another question: every byte that continues a "
+            "character is 10xxxxxx in binary. Where another one comes, the character ends unfinished, as U+FFFD, and a new one "
+            "begins with that byte.",
+            "Which bytes did you take for the rest of the first character, and does each of them begin with the bits 10?",
+        ),
+        Mistake(
+            "an id without bytes is an error",
+            _stream_answer(push="return self.utf8.decode(self.token_bytes[id])"),
+            "Not every id is in the dict: special tokens are left out of it, and a model may have more rows than the "
+            "tokenizer has tokens. Such an id has no bytes: self.token_bytes.get(id, b'').",
+            "What does your push do with an id that the dict does not have?",
+        ),
+        Mistake(
+            "a new decoder for every token",
+            _stream_answer(
+                push="return codecs.getincrementaldecoder('utf-8')(errors='replace').decode(self.token_bytes.get(id, b''))",
+                end="return ''",
+            ),
+            "The decoder keeps the bytes that are incomplete, and this one is thrown away with them. Make it once, in "
+            "__init__, and ask the same one each time.",
+            "Where are the first bytes of a character while the stream waits for the others?",
         ),
         Mistake(
             "a broken character is an error",
@@ -617,26 +898,36 @@ def end(self):
 
 def _tokenizer_cases(rng: np.random.Generator) -> list[Case]:
     def case(label: str, texts: list[str], group: str, file: str = "", ids: Any = None) -> Case:
-        return Case(label, {"file": file or _tiny_text(), "texts": texts, "more_ids": ids or []}, group)
+        # The file as a dict: a report says how large it is, and not how it begins.
+        settings = json.loads(file or _tiny_text())
+        return Case(label, {"file": settings, "texts": texts, "more_ids": ids or []}, group)
 
-    chat = "<|user|>Tell me a story.<|end|><|assistant|>"
+    chat = "<|user|>Tell me.<|end|><|assistant|>"
     drawn = rng.integers(0, 2048, (20, 12)).tolist()
+    small, plain = _small_text(), _plain_text()
     return [
-        case("a line of a story", ["Once upon a time there was a rabbit."], "small"),
-        case("a chat, with its special tokens", [chat, "no special <|token|>, <|end|", "<|bos|><|eos|>"], "small"),
+        case("a line of a story", ["Once a rabbit had a friend."], "small"),
+        case("two texts, one after the other", ["a cat", "a dog"], "small"),
+        case("a chat, with its special tokens", [chat], "small"),
+        case("names of special tokens, and nearly so", ["no <|token|>, <|end|", "<|bos|><|eos|>"], "small"),
         case("awkward texts", list(AWKWARD), "awkward"),
+        case("an id that no token has", ["a"], "awkward", ids=[[64, 99999, 65]]),
         case("random ids, which are seldom whole characters", [""], "awkward", ids=drawn),
-        case("another tokenizer.json", ["the cat 12", *AWKWARD, "<name> is<name>\x04 here<|end|>"], "awkward", _small_text()),
+        case("another file, with added tokens that are not special", ["<name> is<name> here<|end|>"], "awkward", small),
+        case("another file, where one name begins like another", ["a<|end|>x b<|end|> c"], "awkward", small),
+        case("another file, without added tokens", ["the cat"], "awkward", plain),
+        case("another file, awkward texts", ["the cat 12", *AWKWARD, "<name>\x04 <|end|>"], "awkward", small),
     ]  # fmt: skip
 
 
 def _run_tokenizer(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
+    import json
     import os
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-            file.write(inputs["file"])
+            json.dump(inputs["file"], file)
         tokenizer = answer(folder)
     ids = [tokenizer.encode(text) for text in inputs["texts"]]
     both = [*ids, *inputs["more_ids"]]
@@ -648,7 +939,7 @@ def _run_tokenizer(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 
 
 def _expect_tokenizer(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    library = tokenizers.Tokenizer.from_str(inputs["file"])
+    library = tokenizers.Tokenizer.from_str(json.dumps(inputs["file"]))
     ids = [library.encode(text).ids for text in inputs["texts"]]
     decoded = [library.decode(some) for some in [*ids, *inputs["more_ids"]]]
     return {"ids": ids, "decoded": decoded, "streamed": decoded}
@@ -697,7 +988,12 @@ def _tokenizer_answer(
     split: str = "self.split",
     decode: str = 'b"".join(self.token_bytes.get(id, b"") for id in ids).decode("utf-8", errors="replace")',
     skip: str = "if id not in self.special",
+    skip_streamed: str | None = None,
+    longest: str = "sorted(self.added, key=len, reverse=True)",
+    added: str = '{id: name.encode("utf-8") for name, id in self.added.items()}',
+    streamed: str = "{id: raw for id, raw in self.token_bytes.items() SKIP}",
 ) -> str:
+    streamed = streamed.replace("SKIP", skip if skip_streamed is None else skip_streamed)
     return f"""{SPLITTER}{before}
 class Tokenizer:
     def __init__(self, path):
@@ -717,10 +1013,10 @@ class Tokenizer:
         self.token_bytes = {{}}
         for token, id in self.vocab.items():
             self.token_bytes[id] = {table}
-        self.token_bytes |= {{id: name.encode("utf-8") for name, id in self.added.items()}}
+        self.token_bytes |= {added}
 
     def encode(self, text):
-        longest = sorted(self.added, key=len, reverse=True)
+        longest = {longest}
         pieces = {pieces}
         ids = {first}
         for piece in pieces:
@@ -735,7 +1031,7 @@ class Tokenizer:
         return {decode}
 
     def stream(self):
-        return Stream({{id: raw for id, raw in self.token_bytes.items() {skip}}})
+        return Stream({streamed})
 """
 
 
@@ -817,7 +1113,56 @@ return raw.decode("utf-8", errors=____)""",
             "special tokens shown",
             _tokenizer_answer(skip=""),
             "<|bos|> and <|end|> are signs for the machine. Whoever reads the answer must not see them.",
-            "Should a reader see <|bos|>?",
+            "Should a reader see <|bos|>, from decode or from the stream?",
+            variants=(
+                _tokenizer_answer(skip="", skip_streamed="if id not in self.special"),
+                _tokenizer_answer(skip_streamed=""),
+            ),
+        ),
+        Mistake(
+            "added tokens without bytes",
+            _tokenizer_answer(added="{}"),
+            "An added token that is not special is text like any other, and its bytes are its name. Without an entry in "
+            "token_bytes it vanishes when it is decoded.",
+            "Which of the added tokens of this file is not special, and what are its bytes?",
+        ),
+        Mistake(
+            "the template's list changed",
+            _tokenizer_answer(first="self.first"),
+            "`ids = self.first` makes no copy: both names are of one list, and what you append for one text stands in front of "
+            "the next. Begin with list(self.first).",
+            "What is in self.first after the first call of encode?",
+        ),
+        Mistake(
+            "an unknown id is an error",
+            _tokenizer_answer(
+                decode='b"".join(self.token_bytes[id] for id in ids).decode("utf-8", errors="replace")'
+            ),
+            "A model may have more rows than its tokenizer has tokens, and can then write an id that no token has. It gives "
+            "nothing: self.token_bytes.get(id, b'').",
+            "What does your decode do with the id 99999?",
+        ),
+        Mistake(
+            "the shorter name tried first",
+            _tokenizer_answer(longest="list(self.added)"),
+            "An expression a|ab tries a first and never comes to ab. Where one name begins like another, as <|end|> and "
+            "<|end|>x do, the longer one must stand first.",
+            "In 'a<|end|>x', which of the two names is the token?",
+            variants=(_tokenizer_answer(longest="sorted(self.added, key=len)"),),
+        ),
+        Mistake(
+            "no added tokens, and an empty expression",
+            _tokenizer_answer(pieces='re.split("(" + "|".join(map(re.escape, longest)) + ")", text)'),
+            "Without any added token the expression is (), which matches between all characters and cuts the text into "
+            "single letters. Then nothing is to be cut: take [text].",
+            "Which expression do you make where self.added is empty, and what does it match?",
+        ),
+        Mistake(
+            "names taken for expressions",
+            _tokenizer_answer(pieces='re.split("(" + "|".join(longest) + ")", text) if longest else [text]'),
+            "In a regular expression | means 'or', so <|end|> reads as '<' or 'end' or '>'. re.escape makes plain characters "
+            "of them.",
+            "What does the expression <|end|> match?",
         ),
         Mistake(
             "merged from left to right",
@@ -863,7 +1208,7 @@ LESSON = Lesson(
     slug="tokenization",
     title="Tokenization",
     part=1,
-    minutes=60,
+    minutes=80,
     exercises=(_SYMBOLS, _MERGE, _ENCODE, _STREAM, _TOKENIZER),
     engine=EngineCard(
         mistakes=(

@@ -27,16 +27,24 @@ from tinyvllm_ref.emulation import report as launch_reports
 
 
 def _inputs(rng: np.random.Generator, tokens: int, vocab: int, hidden: int) -> dict[str, Any]:
-    """A table of finite BF16 numbers without zeros, and ids of which one comes twice."""
+    """A table of finite numbers that BF16 can hold, without zeros, and ids of which one comes twice.
+
+    The table is in float32, so that a report shows numbers; a run makes BF16 of it. One that is small enough to be
+    shown whole holds multiples of 1/8.
+    """
     ids = rng.integers(0, vocab, tokens).astype(np.int32)
     if tokens > 2:
         ids[-1] = ids[0]
+    if vocab * hidden <= 8:
+        ids[:] = vocab - 1
+        table = rng.permutation(np.arange(1, 64))[: vocab * hidden].reshape(vocab, hidden) / 8
+        return {"ids": ids, "table": table.astype(np.float32)}
     bits = rng.integers(0x3800, 0x4200, (vocab, hidden)) | rng.integers(0, 2, (vocab, hidden)) << 15
-    return {"ids": ids, "table": bits.astype(np.uint16)}
+    return {"ids": ids, "table": bf16_to_float(bits.astype(np.uint16))}
 
 
 def _expect(inputs: Any) -> dict[str, Any]:
-    ids, table = inputs["ids"], bf16_to_float(inputs["table"])
+    ids, table = inputs["ids"], inputs["table"]
     known = (ids >= 0) & (ids < len(table))
     rows = table[np.where(known, ids, 0)]
     rows[~known] = np.nan
@@ -56,7 +64,8 @@ def _one_cases(rng: np.random.Generator) -> list[Case]:
         return Case(_label(tokens, hidden, hidden), inputs, group)
 
     return [
-        case(2, 6, 4, "small"),
+        case(1, 2, 4, "small"),
+        case(2, 6, 8, "small"),
         case(3, 9, 32, "small"),
         case(4, 7, 33, "awkward"),
         case(1, 5, 1, "awkward"),
@@ -71,8 +80,10 @@ def _two_cases(rng: np.random.Generator) -> list[Case]:
         return Case(_label(tokens, hidden, threads), inputs, group)
 
     return [
+        case(1, 2, 4, 2, "small"),
         case(2, 6, 8, 4, "small"),
         case(3, 9, 64, 32, "small"),
+        case(1, 2, 3, 2, "awkward"),
         case(2, 5, 2048, 1024, "awkward"),
         case(4, 7, 7, 4, "awkward"),
         case(3, 8, 33, 32, "awkward"),
@@ -84,7 +95,8 @@ def _run_gather(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
     tokens, hidden = len(inputs["ids"]), inputs["table"].shape[1]
-    ids, table = lab.input("ids", inputs["ids"]), lab.input("table", inputs["table"])
+    bits = (inputs["table"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    ids, table = lab.input("ids", inputs["ids"]), lab.input("table", bits)
     out = lab.output((tokens, hidden))
     answer((tokens,), (inputs["threads"],), (ids, table, out, np.int32(hidden)))
     return {"out": lab.get(out)}
@@ -119,7 +131,7 @@ _ONE = Exercise(
     expected=_expect,
     points={"small": 1, "awkward": 1, "clean": 1},
     hints=Hints(
-        question="Take {case}. Which block makes row 1 of out, and which row of the table does it copy?",
+        question="Take {case}. Which row of the table does block 0 copy, and at which element of the table does this row begin?",
         rule="Block b works for token b: it reads ids[b], and copies that row of the table to row b of out. Thread c of "
         "the block copies column c. Row r of an array with `hidden` columns begins r * hidden elements after its "
         "start.\n\nBy hand, ids = 5 2 and a width of 4: thread 3 of block 1 reads element 2 * 4 + 3 = 11 of the table "
@@ -165,13 +177,14 @@ def _two(
     second: str = "threadIdx.x + blockDim.x",
     guard: str = "if (second < hidden) ",
     then: str = "to[second] = bf16_to_float(row[second]);",
+    guard_first: str = "if (first < hidden) ",
 ) -> str:
     return _gather(
         "gather_two",
         f"""    const bf16* row = table + (size_t)ids[blockIdx.x] * {row};
     float* to = out + (size_t)blockIdx.x * hidden;
     int first = {first}, second = {second};
-    if (first < hidden) to[first] = bf16_to_float(row[first]);
+    {guard_first}to[first] = bf16_to_float(row[first]);
     {guard}{then}""",
     )
 
@@ -210,6 +223,27 @@ _TWO = Exercise(
             "Where the width is odd, the last thread has no second element. Without a guard it writes into the next row, "
             "which belongs to another block, or past the end of out.",
             "With 4 threads and 7 columns, what is the second column of thread 3?",
+            variants=(
+                _two(guard="", guard_first=""),
+                _two(guard="", first="2 * threadIdx.x", second="2 * threadIdx.x + 1"),
+                _two(guard="", guard_first="", first="2 * threadIdx.x", second="2 * threadIdx.x + 1"),
+            ),
+        ),
+        Mistake(
+            "the last column of an odd width dropped",
+            _two(first="2 * threadIdx.x", second="2 * threadIdx.x + 1", guard_first="if (second < hidden) "),
+            "Where the width is odd, one thread has a first element and no second one. A guard that asks for both drops "
+            "the last column, and so does one at hidden / 2, which C rounds down. Each element needs a guard of its own: "
+            "is it less than hidden?",
+            "With 3 columns, which thread has column 2, and what does your guard ask there?",
+            variants=(
+                _two(guard_first="if (second < hidden) "),
+                _two(
+                    second="threadIdx.x + hidden / 2",
+                    guard_first="if (first < hidden / 2) ",
+                    guard="if (first < hidden / 2) ",
+                ),
+            ),
         ),
         Mistake(
             "row offset by the number of threads",
@@ -237,11 +271,11 @@ _PIECES = """int piece = n / blockDim.x;
 
 def walk(body: str) -> Any:
     """A kernel, emulated, that widens one row of n numbers of 16 bits; `body` says who takes which."""
-    source = f"""__device__ float widen(unsigned short bits) {{ return __uint_as_float((unsigned)bits << 16); }}
-extern "C" __global__ void walk(const unsigned short* row, float* to, int n) {{
-    {body}
-}}
-"""
+    # On one line, as a picture names the line of an access.
+    source = (
+        "__device__ float widen(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); } "
+        'extern "C" __global__ void walk(const unsigned short* row, float* to, int n) { ' + body + " }"
+    )
     return emulation.RawKernel(source, "walk")
 
 
@@ -294,12 +328,15 @@ def _any_cases(rng: np.random.Generator) -> list[Case]:
         for place, id in enumerate(unknown):
             inputs["ids"][place] = id
         told = f", ids {' '.join(map(str, inputs['ids']))} of {vocab}" if unknown else ""
+        inputs["out_before"] = 77.0  # a row that is left alone is no NaN
         return Case(_label(tokens, hidden, threads) + told, inputs, group)
 
     return [
+        case(1, 2, 4, 2, "small"),
         case(2, 6, 8, 4, "small"),
         case(2, 5, 256, 32, "small"),
-        case(3, 6, 8, 32, "small", -1),
+        case(1, 2, 4, 2, "small", -1),
+        case(1, 2, 4, 2, "awkward", 2),
         case(3, 6, 8, 32, "awkward", 6),
         case(3, 8, 2048, 256, "awkward"),
         case(2, 7, 7, 3, "awkward"),
@@ -312,14 +349,25 @@ def _run_any(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
     tokens, (vocab, hidden) = len(inputs["ids"]), inputs["table"].shape
-    ids, table = lab.input("ids", inputs["ids"]), lab.input("table", inputs["table"])
-    out = lab.inout(np.full((tokens, hidden), 77, np.float32))  # a row that is left alone is no NaN
+    bits = (inputs["table"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    ids, table = lab.input("ids", inputs["ids"]), lab.input("table", bits)
+    out = lab.inout(np.full((tokens, hidden), inputs["out_before"], np.float32))
     answer((tokens,), (inputs["threads"],), (ids, table, out, np.int32(vocab), np.int32(hidden)))
     return {"out": lab.get(out)}
 
 
+def _once(outputs: Any, observed: Any) -> str | None:
+    """Whether each column is written once; twice is let pass (NaN first, then the row)."""
+    times = observed.total("global_write_bytes") / outputs["out"].nbytes
+    if times <= 2:
+        return None
+    return f"The values are right, and every column is written {times:,.1f} times on average; once is enough"
+
+
 def _neighbours_together(inputs: Any, outputs: Any, observed: Any) -> str | None:
     tokens, hidden = outputs["out"].shape
+    if often := _once(outputs, observed):
+        return often
     if inputs["threads"] % 32 or hidden % 8:
         return None  # whole warps and rows that begin with a sector, where the fewest is easily said
     fewest, found = tokens * hidden // 8, observed.total("global_write_sectors")
@@ -384,6 +432,15 @@ _ANY = Exercise(
             "In one turn of the loop, how far apart are the columns of thread 0 and thread 1?",
         ),
         Mistake(
+            "one column on instead of blockDim.x",
+            _any(loop="for (int c = threadIdx.x; c < hidden; c++)"),
+            "With c++ thread 0 goes over the whole row, thread 1 over all but the first column, and so on: most columns "
+            "are made by many threads. The values are the same each time, and the work is many times as much. The "
+            "next column of a thread is blockDim.x further on.",
+            "Which threads write column 3?",
+            variants=(_any(loop="for (int c = 0; c < hidden; c++)"),),
+        ),
+        Mistake(
             "only the first blockDim.x columns",
             _any(loop="int c = threadIdx.x; if (c < hidden)"),
             "Each thread does one column and stops, so a row wider than the block is cut off. It must go on by blockDim.x.",
@@ -399,8 +456,10 @@ _ANY = Exercise(
             "an id outside of the vocabulary",
             _any(known="true"),
             "An id that is no row of the table must not be used as one: the kernel would read what lies before or behind "
-            "it. Check 0 <= id and id < vocab.",
-            "Where in memory is row -1 of the table?",
+            "it. Ask both `id >= 0` and `id < vocab`, joined by &&. (C does not chain comparisons: `0 <= id < vocab` "
+            "compiles, compares the 0 or 1 of the first with vocab, and is true for every id.)",
+            "Where in memory is row -1 of the table, and what does your condition say of it?",
+            variants=(_any(known="0 <= id < vocab"), _any(known="id < vocab"), _any(known="id <= vocab")),
         ),
         Mistake(
             "id = vocab let through",
@@ -414,6 +473,13 @@ _ANY = Exercise(
             "A thread that returns writes nothing, and the row keeps what was in memory before, which may look like "
             "numbers. NaN can not be mistaken for a result.",
             "What is in that row of out after your kernel has run?",
+            variants=(_any(loop="if (known) for (int c = threadIdx.x; c < hidden; c += blockDim.x)"),),
+        ),
+        Mistake(
+            "bits taken for a whole number",
+            _any(value="known ? (float)row[c] : nan"),
+            "row[c] holds the bits of a BF16 number; bf16_to_float reads them as what they are, a cast does not.",
+            "What is the bit pattern of 1.0 in BF16, and what do you get for it?",
         ),
     ),
 )
@@ -422,24 +488,35 @@ _ANY = Exercise(
 
 
 def _part_cases(rng: np.random.Generator) -> list[Case]:
-    def case(tokens: int, vocab: int, hidden: int, group: str, *ids: int) -> Case:
+    def case(
+        tokens: int, vocab: int, hidden: int, group: str, *ids: int, table_from: int = 0, out_from: int = 0
+    ) -> Case:
         inputs = _inputs(rng, tokens, vocab, hidden)
         for place, id in enumerate(ids):
             inputs["ids"][place] = id
         label = f"{tokens} token{'s' if tokens > 1 else ''}, width {hidden:,}"
         if ids:
             label += f", ids {' '.join(map(str, inputs['ids']))} of {vocab}"
-        return Case(label, inputs, group)
+        if table_from or out_from:
+            label += f", {'table' if table_from else 'out'} begins one element into a longer array"
+        before = {"out_before": 77.0, "table_from": table_from, "out_from": out_from}
+        return Case(label, inputs | before, group)
 
     return [
+        case(1, 2, 4, "small"),
         case(2, 6, 8, "small"),
         case(3, 9, 192, "small"),
         case(1, 5, 2048, "small"),
+        case(1, 9, 33, "awkward", 1),
+        case(2, 9, 33, "awkward", 0, 4),
+        case(1, 2, 5, "awkward"),
+        case(2, 5, 8, "awkward", table_from=1),
+        case(2, 5, 8, "awkward", out_from=1),
         case(3, 9, 33, "awkward", 1, 4, 7),
         case(3, 9, 2050, "awkward", 2, 3, 8),
         case(2, 9, 4100, "awkward"),
         case(5, 7, 20, "awkward", -1, 7, 3, 6, 0),
-        case(int(rng.integers(30, 60)), 50, 576, "awkward"),
+        case(int(rng.integers(30, 60)), 70, 576, "awkward"),
         case(1, 3, 1, "awkward"),
     ]
 
@@ -447,9 +524,14 @@ def _part_cases(rng: np.random.Generator) -> list[Case]:
 def _run_part(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
-    ids, table = lab.input("ids", inputs["ids"]), lab.input("table", inputs["table"])
-    shape = (len(inputs["ids"]), inputs["table"].shape[1])
-    out = lab.inout(np.full(shape, 77, np.float32))  # a row that is left alone is no NaN
+    vocab, hidden = inputs["table"].shape
+    bits = (inputs["table"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    skipped, shape = inputs["table_from"], (len(inputs["ids"]), hidden)
+    ids = lab.input("ids", inputs["ids"])
+    table = lab.input("table", np.concatenate([np.zeros(skipped, np.uint16), bits.ravel()]))
+    table = table[skipped:].reshape(vocab, hidden)
+    out = lab.inout(np.full(inputs["out_from"] + shape[0] * hidden, inputs["out_before"], np.float32))
+    out = out[inputs["out_from"] :].reshape(shape)
     return {"out": lab.returned(answer(ids, table, out), out)}
 
 
@@ -468,8 +550,16 @@ def _vectors_are_seen() -> bool:
 
 def _wide(inputs: Any, outputs: Any, observed: Any) -> str | None:
     hidden = outputs["out"].shape[1]
-    if hidden % 4 or not _vectors_are_seen():
-        return None  # where hidden is no multiple of 4, not all rows begin where a vector may
+    if often := _once(outputs, observed):
+        return often
+    threads = max((int(np.prod(report.block)) for report in observed.launches), default=0)
+    if hidden >= 2048 and threads < 64:
+        return (
+            f"The values are right, with {threads} thread{'s' if threads > 1 else ''} for a row of {hidden:,} columns. "
+            "That is one warp, which does the row piece after piece; take at least 64 threads for such a row"
+        )
+    if hidden % 4 or inputs["table_from"] or inputs["out_from"] or not _vectors_are_seen():
+        return None  # here not all rows begin where a vector may
     lines = [line for report in observed.launches for line in report.lines if line.space == "global"]
 
     def widest(kind: str) -> int:
@@ -569,6 +659,45 @@ _PART = Exercise(
             "How many threads do you ask for when the width is 2,048?",
         ),
         Mistake(
+            "no threads for a narrow row",
+            _part(threads="hidden // 4"),
+            "hidden // 4 is 0 for a row of 1 to 3 columns, and more than 1,024 for one of 4,100 and more. The number of "
+            "threads must be right for every width: bound it on both sides, as in min(256, max(32, ...)).",
+            "What is hidden // 4 for the width of this case?",
+            variants=(_part(threads="min(256, hidden // 4)"), _part(threads="min(1024, hidden // 4)")),
+        ),
+        Mistake(
+            "one warp for a wide row",
+            _part(threads="32"),
+            "Every width works with 32 threads, and a row of 2,048 columns then waits for 16 turns of one warp, where a "
+            "card has room for dozens of warps at once. The number of threads should grow with the width, up to 256 or "
+            "so.",
+            "How many vectors has a row of 2,048 columns, and how many of them can your threads fetch at once?",
+            variants=(_part(threads="1"), _part(threads="min(32, hidden)")),
+        ),
+        Mistake(
+            "the row of out has its own address",
+            _part(aligned="(size_t)row % 8 == 0"),
+            "You look at where the row of the table begins. The store has an address too: a float4 must go to a multiple "
+            "of 16 bytes, and with a width of 33 row 1 of out begins at byte 132. Test `to` as well.",
+            "At which byte of out does row 1 begin, if the width is 33?",
+            variants=(_part(aligned="(size_t)row % 8 == 0 && (size_t)to % 4 == 0"),),
+        ),
+        Mistake(
+            "the row of the table has its own address",
+            _part(aligned="(size_t)to % 16 == 0"),
+            "You look at where the row of out begins, which depends on the token's place in the batch. Where the row of "
+            "the table begins depends on its id: with a width of 33, row 1 begins at byte 66. Test `row` as well.",
+            "At which byte of the table does row 1 begin, if the width is 33?",
+        ),
+        Mistake(
+            "the width tested, not the address",
+            _part(aligned="hidden % 4 == 0"),
+            "With a width that is a multiple of 4 all rows are aligned, if the first one is. An array may begin in the "
+            "middle of another (a slice does), and then none is. The pointer itself tells: (size_t)row % 8.",
+            "At which address does row 0 of the table begin in this case?",
+        ),
+        Mistake(
             "a vector load at an odd row width",
             _part(aligned="true"),
             "A load of 8 bytes must begin at a multiple of 8 bytes. With a width of 33, row 1 begins at byte 66. The "
@@ -582,6 +711,46 @@ _PART = Exercise(
             ),
             "hidden / 4 rounds down, and what is left over after the last whole vector still has to be copied, one by one.",
             "With a width of 33, how many columns are left after 8 vectors?",
+            variants=(_part(tail=""),),
+        ),
+        Mistake(
+            "tail begun at the number of vectors",
+            _part(tail=_PART_TAIL.replace("4 * vectors + ", "vectors + ")),
+            "Each vector holds 4 columns, so after `vectors` of them the first column that is left is 4 * vectors. The "
+            "columns in front of that are copied twice.",
+            "With 8 vectors, what is the first column that none of them holds?",
+            variants=(_part(tail=_PART_TAIL.replace("4 * vectors + ", "")),),
+        ),
+        Mistake(
+            "one vector on instead of blockDim.x",
+            _part(vectors=_PART_VECTORS.replace("v += blockDim.x", "v++")),
+            "With v++ thread 0 copies all vectors, thread 1 all but one, and so on. The values are right, and the work is "
+            "many times as much. The next vector of a thread is blockDim.x further on.",
+            "Which threads write vector 3?",
+            variants=(
+                _part(
+                    vectors=_PART_VECTORS.replace("v += blockDim.x", "v++"),
+                    tail=_PART_TAIL.replace("c += blockDim.x", "c++"),
+                ),
+                _part(
+                    vectors=_PART_VECTORS.replace("v = threadIdx.x", "v = 0").replace(
+                        "v += blockDim.x", "v++"
+                    )
+                ),
+            ),
+        ),
+        Mistake(
+            "bits taken for a whole number",
+            _part(vectors=_PART_VECTORS.replace("bf16_to_float", "(float)")),
+            "raw.x holds the bits of two BF16 numbers. A cast makes the number 16,256 of the bits 0x3F80; bf16_to_float "
+            "makes 1.0 of them.",
+            "What is the bit pattern of 1.0 in BF16, and what do you get for it?",
+            variants=(
+                _part(
+                    vectors=_PART_VECTORS.replace("bf16_to_float", "(float)"),
+                    tail=_PART_TAIL.replace("bf16_to_float(row[c])", "row[c]"),
+                ),
+            ),
         ),
         Mistake(
             "only the first vector of each thread",
@@ -692,7 +861,7 @@ LESSON = Lesson(
     slug="embedding_kernel",
     title="The embedding kernel",
     part=2,
-    minutes=55,
+    minutes=60,
     exercises=(_ONE, _TWO, _PREDICTION, _ANY, _PART),
     engine=EngineCard(
         mistakes=(

@@ -22,6 +22,8 @@ from tinyvllm_ref.course.exercise import (
     Tolerance,
     Work,
 )
+from tinyvllm_ref.emulation import report as launch_reports
+from tinyvllm_ref.emulation.report import SECTOR_BYTES
 from tinyvllm_ref.kernels import source as kernel_source
 
 _BF16 = Tolerance(
@@ -36,15 +38,15 @@ def _rows(rng: np.random.Generator, rows: int, hidden: int, bias: float = 0.0, s
 
 
 def _weight(rng: np.random.Generator, hidden: int) -> Any:
-    """A norm's weight: around 1, as BF16 bits."""
-    return float_to_bf16((1 + 0.5 * rng.standard_normal(hidden)).astype(np.float32))
+    """A norm's weight: numbers around 1 that BF16 can hold; a run makes BF16 of them."""
+    return bf16_to_float(float_to_bf16((1 + 0.5 * rng.standard_normal(hidden)).astype(np.float32)))
 
 
 def _normed(x: Any, inputs: Any) -> Any:
     """The specification in float64."""
     x = x.astype(np.float64)
     mean_square = (x * x).mean(axis=1, keepdims=True)
-    return (x / np.sqrt(mean_square + inputs["eps"]) * bf16_to_float(inputs["weight"])).astype(np.float32)
+    return (x / np.sqrt(mean_square + inputs["eps"]) * inputs["weight"]).astype(np.float32)
 
 
 def _expect(inputs: Any) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def _naive_cases(rng: np.random.Generator) -> list[Case]:
     return [
         _case(rng, 1, 4, "small"),
         _case(rng, 3, 64, "small"),
+        _case(rng, 2, 4, "awkward", size=1e-3),
         _case(rng, 3, 100, "awkward", size=1e-3),
         _case(rng, 5, 33, "awkward", bias=3),
         _case(rng, 2, int(rng.integers(2000, 2500)), "awkward"),
@@ -159,7 +162,8 @@ def _run_naive(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
     rows, hidden = inputs["x"].shape
-    x, weight = lab.input("x", inputs["x"]), lab.input("weight", inputs["weight"])
+    bits = (inputs["weight"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    x, weight = lab.input("x", inputs["x"]), lab.input("weight", bits)
     out = lab.output((rows, hidden), np.uint16)
     arguments = (x, weight, out, np.int32(rows), np.int32(hidden), np.float32(inputs["eps"]))
     answer((-(-rows // 64),), (64,), arguments)
@@ -172,6 +176,7 @@ def _naive(
     value: str = "row[c] * scale * bf16_to_float(weight[c])",
     before: str = "",
     store: str = "float_to_bf16",
+    start: str = " = 0.0f",
 ) -> str:
     return f'''norm_naive = cp.RawKernel(BF16_CUDA + r"""
 extern "C" __global__ void norm_naive(const float* x, const bf16* weight, bf16* out, int rows, int hidden, float eps) {{
@@ -180,7 +185,7 @@ extern "C" __global__ void norm_naive(const float* x, const bf16* weight, bf16* 
     const float* row = x + (size_t)r * hidden;
     bf16* to = out + (size_t)r * hidden;
     {before}
-    float squares = 0.0f;
+    float squares{start};
     for (int c = 0; c < hidden; c++) {add}
     float scale = {scale};
     for (int c = 0; c < hidden; c++) to[c] = {store}({value});
@@ -267,6 +272,50 @@ _NAIVE = Exercise(
             "What is 256 + 1 in BF16?",
         ),
         Mistake(
+            "the value stored as a whole number",
+            _naive(store=""),
+            "to[c] is a bf16, which is an unsigned short of 16 bits. To assign a float to it, or to cast one with (bf16), "
+            "makes a whole number of it: 1.7 becomes the bits 0x0001, which is next to nothing. float_to_bf16 gives the "
+            "bits that mean 1.7.",
+            "What are the bits of 1.0 in BF16, and what do you store for it?",
+            variants=(_naive(store="(bf16)"), _naive(store="(unsigned short)")),
+        ),
+        Mistake(
+            "bits of the weight taken for a whole number",
+            _naive(value="row[c] * scale * weight[c]"),
+            "weight[c] is an unsigned short with the bits of a BF16 number. In a product C takes the bits 0x3F80 for 16,256; "
+            "what they mean is 1.0. bf16_to_float reads them as what they are.",
+            "How large is weight[c], read as a whole number, where the weight is 1.0?",
+            variants=(_naive(value="row[c] * scale * (float)weight[c]"),),
+        ),
+        Mistake(
+            "epsilon divided as well",
+            _naive(scale="rsqrtf((squares + eps) / hidden)"),
+            "The mean is squares / hidden, and epsilon is added to the mean. Here it is added to the sum and divided along "
+            "with it, so a row of 2,048 columns gets a 2,048th of it.",
+            "With squares = 0 and 4 columns, what stands under the root in the formula, and what in yours?",
+        ),
+        Mistake(
+            "the weight forgotten",
+            _naive(value="row[c] * scale"),
+            "The row is brought to size and not multiplied by the weight. There is one for each column, and the model has "
+            "learned them.",
+            "By what is your first element off, and is that number among the inputs?",
+        ),
+        Mistake(
+            "the weight of the row's number",
+            _naive(value="row[c] * scale * bf16_to_float(weight[r])"),
+            "The weight has an element for each column, the same for all rows: weight[c].",
+            "How many elements has weight, and how many rows are there?",
+        ),
+        Mistake(
+            "the root instead of its inverse",
+            _naive(scale="sqrtf(squares / hidden + eps)"),
+            "This multiplies by the root mean square, and large rows become larger. rsqrtf(v) is 1 / sqrt(v), with an r in "
+            "front.",
+            "Should a row that is ten times as large come out larger?",
+        ),
+        Mistake(
             "low bits cut off, not rounded",
             _naive(store="(bf16)(__float_as_uint", value="row[c] * scale * bf16_to_float(weight[c])) >> 16"),
             "The upper 16 bits alone are the value rounded toward zero: twice the error, and always to the same side. "
@@ -287,7 +336,7 @@ def _part_cases(rng: np.random.Generator) -> list[Case]:
         _case(rng, 3, 33, "awkward", bias=3),
         _case(rng, 1, 2048, "awkward"),
         _case(rng, 2, int(rng.integers(2050, 5000)), "awkward"),
-        _case(rng, 40, 64, "awkward"),
+        _case(rng, 70, 64, "awkward"),
         _case(rng, 2, 1, "awkward"),
     ]
 
@@ -295,37 +344,103 @@ def _part_cases(rng: np.random.Generator) -> list[Case]:
 def _run_part(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
-    x, weight = lab.input("x", inputs["x"]), lab.input("weight", inputs["weight"])
+    bits = (inputs["weight"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    x, weight = lab.input("x", inputs["x"]), lab.input("weight", bits)
     out = lab.output(inputs["x"].shape, np.uint16)
-    bits = lab.returned(answer(x, weight, inputs["eps"], out), out)
-    return {"out": (bits.astype(np.uint32) << 16).view(np.float32)}
+    normed = lab.returned(answer(x, weight, inputs["eps"], out), out)
+    if len(inputs["x"]) >= 40:  # the first row once more, alone: as many threads are to work on it
+        first = lab.input("the first row of x", inputs["x"][:1])
+        answer(first, weight, inputs["eps"], lab.output(inputs["x"][:1].shape, np.uint16))
+    return {"out": (normed.astype(np.uint32) << 16).view(np.float32)}
+
+
+def _threads_by_width(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    threads = [int(np.prod(report.block)) for report in observed.launches]
+    if len(set(threads)) <= 1:
+        return None
+    return (
+        f"The values are right, with {threads[0]} threads a row for {len(inputs['x'])} rows and {threads[-1]} for the first "
+        "row alone. The number of threads decides the order of the additions: take it from the width alone, so that a "
+        "token's numbers do not depend on who else is in the batch"
+    )
+
+
+_STORE = "to[c] = float_to_bf16({value});"
+_LAUNCH = "norm_kernel((rows,), (threads,), arguments, shared_mem=4 * threads)"
 
 
 def _part(
     scale: str = "float scale = rsqrtf(block_sum(squares, scratch) / hidden + eps);",
     value: str = "row[c] * scale * bf16_to_float(weight[c])",
-    shared: str = "4 * threads",
+    loop: str = "for (int c = threadIdx.x; c < hidden; c += blockDim.x)",
+    before: str = "",
+    store: str = "float_to_bf16",
+    add: str = "squares += row[c] * row[c];",
+    threads: str = "min(256, max(32, hidden // 32 * 32))",
+    launch: str = _LAUNCH,
+    body: str = "",
 ) -> str:
+    body = (
+        body
+        or f"""{before}
+    float squares = 0.0f;
+    {loop} {add}
+    {scale}
+    for (int c = threadIdx.x; c < hidden; c += blockDim.x) to[c] = {store}({value});"""
+    )
     return f'''norm_kernel = cp.RawKernel(BF16_CUDA + BLOCK_SUM_CUDA + r"""
 extern "C" __global__ void norm_kernel(const float* x, const bf16* weight, bf16* out, int hidden, float eps) {{
     extern __shared__ float scratch[];
     const float* row = x + (size_t)blockIdx.x * hidden;
     bf16* to = out + (size_t)blockIdx.x * hidden;
-    float squares = 0.0f;
-    for (int c = threadIdx.x; c < hidden; c += blockDim.x) squares += row[c] * row[c];
-    {scale}
-    for (int c = threadIdx.x; c < hidden; c += blockDim.x) to[c] = float_to_bf16({value});
+    {body}
 }}
 """, "norm_kernel")
 
 
 def rms_norm(x, weight, eps, out):
     rows, hidden = x.shape
-    threads = min(256, max(32, hidden // 32 * 32))
+    threads = {threads}
     arguments = (x, weight, out, np.int32(hidden), np.float32(eps))
-    norm_kernel((rows,), (threads,), arguments, shared_mem={shared})
+    {launch}
     return out
 '''
+
+
+_COUNTS = (64, 128, 256, 512, 1024)
+_WIDTHS = ("min(256, hidden)", "min(1024, hidden)")
+"""What people choose as the number of threads."""
+
+
+def _with_threads(counts: tuple[int | str, ...], **how: str) -> tuple[str, ...]:
+    """The same with other numbers of threads, where the values that come out depend on them."""
+    return tuple(_part(threads=str(count), **how) for count in counts)
+
+
+_EARLY = "if (threadIdx.x >= hidden) return;"
+_ONE_ASKS = "float scale = 0.0f;\n    if (threadIdx.x == 0) scale = rsqrtf(block_sum(squares, scratch) / hidden + eps);"
+_SHARED_ONE_ASKS = (
+    "__shared__ float scale;\n    if (threadIdx.x == 0) scale = rsqrtf(block_sum(squares, scratch) / hidden + eps);\n"
+    "    __syncthreads();"
+)
+_GUARDED = "float scale = 0.0f;\n    if (threadIdx.x < hidden) scale = rsqrtf(block_sum(squares, scratch) / hidden + eps);"
+_IN_THE_LOOP = """for (int c = threadIdx.x; c < hidden; c += blockDim.x)
+        to[c] = float_to_bf16(row[c] * rsqrtf(block_sum(row[c] * row[c], scratch) / hidden + eps)
+            * bf16_to_float(weight[c]));"""
+_IN_THE_SECOND_LOOP = """float squares = 0.0f;
+    for (int c = threadIdx.x; c < hidden; c += blockDim.x) squares += row[c] * row[c];
+    for (int c = threadIdx.x; c < hidden; c += blockDim.x) {
+        float scale = rsqrtf(block_sum(squares, scratch) / hidden + eps);
+        to[c] = float_to_bf16(row[c] * scale * bf16_to_float(weight[c]));
+    }"""
+_IN_THE_FIRST_LOOP = """float squares = 0.0f, total = 0.0f;
+    for (int c = threadIdx.x; c < hidden; c += blockDim.x) {
+        squares += row[c] * row[c];
+        total = block_sum(squares, scratch);
+    }
+    float scale = rsqrtf(total / hidden + eps);
+    for (int c = threadIdx.x; c < hidden; c += blockDim.x)
+        to[c] = float_to_bf16(row[c] * scale * bf16_to_float(weight[c]));"""
 
 
 _PART = Exercise(
@@ -340,6 +455,7 @@ _PART = Exercise(
     expected=_expect,
     points={"small": 1, "awkward": 2, "clean": 1},
     tolerance=_BF16,
+    verify=_threads_by_width,
     makes={"rms_norm": "rms_norm"},
     file="rms_norm.py",
     hints=Hints(
@@ -347,13 +463,15 @@ _PART = Exercise(
         "other threads get?",
         rule="Each thread adds the squares of its own columns, threadIdx.x, threadIdx.x + blockDim.x, ... Then all threads "
         "call block_sum, also those that have no column, and each gets the sum of the whole row. From there on it is 07.2 "
-        "with strided loops.\n\nBy hand, 2 threads and the row 3 -4 12 0: thread 0 has 9 + 144 = 153, thread 1 has 16; "
+        "with strided loops. The launch: a block for each row, and shared_mem in bytes, 4 for each thread.\n\nBy hand, "
+        "2 threads and the row 3 -4 12 0: thread 0 has 9 + 144 = 153, thread 1 has 16; "
         "block_sum gives 169 to both.",
         code="float squares = 0.0f;\n"
         "for (int c = ____; c < hidden; c += ____) squares += ____;\n"
         "float scale = rsqrtf(block_sum(____, scratch) / ____ + eps);\n"
         "for (int c = ____; c < hidden; c += ____)\n"
-        "    to[c] = float_to_bf16(____);",
+        "    to[c] = float_to_bf16(____);\n...\n"
+        "norm_kernel((____,), (threads,), arguments, shared_mem=____ * threads)",
     ),
     mistakes=(
         Mistake(
@@ -361,6 +479,37 @@ _PART = Exercise(
             _part(scale="float scale = rsqrtf(block_sum(squares, scratch) / blockDim.x + eps);"),
             "The mean is over the columns of the row. How many threads have added them up does not matter.",
             "How many squares are in the sum: as many as threads, or as many as columns?",
+            variants=_with_threads(
+                _COUNTS,
+                scale="float scale = rsqrtf(block_sum(squares, scratch) / blockDim.x + eps);",
+            ),
+        ),
+        Mistake(
+            "every thread adds the whole row",
+            _part(loop="for (int c = 0; c < hidden; c++)"),
+            "Each thread has squared all columns, and block_sum adds up what all threads have: the sum comes out as many "
+            "times too large as there are threads. A thread takes its own columns: threadIdx.x, then blockDim.x further on.",
+            "Which columns does thread 0 square, which thread 1, and how often is column 0 in the sum?",
+            variants=_with_threads(_COUNTS, loop="for (int c = 0; c < hidden; c++)"),
+        ),
+        Mistake(
+            "not every thread reaches block_sum",
+            _part(before=_EARLY),
+            "block_sum has barriers inside, and every thread of the block must pass every barrier (the second rule of "
+            "lesson 06), also one that has no column: it brings its 0. So no return in front of it, no `if` around it, and "
+            "not inside of a loop whose number of turns differs from thread to thread. All threads call it once, after "
+            "their loop.",
+            "In this case, which threads of the block do not come to block_sum, or not as often as the others?",
+            variants=(
+                *_with_threads(_COUNTS, before=_EARLY),
+                _part(scale=_ONE_ASKS),
+                _part(scale=_SHARED_ONE_ASKS),
+                _part(scale=_GUARDED),
+                *_with_threads(_COUNTS, scale=_GUARDED),
+                _part(body=_IN_THE_LOOP),
+                _part(body=_IN_THE_SECOND_LOOP),
+                _part(body=_IN_THE_FIRST_LOOP),
+            ),
         ),
         Mistake(
             "the sum, not the mean",
@@ -374,6 +523,70 @@ _PART = Exercise(
             "squares holds what this thread has added up, a few columns of the row. block_sum makes it the sum of all "
             "threads, for all threads.",
             "Which columns are in `squares` of thread 0?",
+            variants=_with_threads(
+                (*_COUNTS, *_WIDTHS), scale="float scale = rsqrtf(squares / hidden + eps);"
+            ),
+        ),
+        Mistake(
+            "nothing has written out",
+            _part(launch="pass"),
+            "out is as it was before: all of it reads as NaN. Is the launch there (the second TODO, in rms_norm)? And does "
+            "the kernel store to `to`? There are two places to fill in.",
+            "Which line of rms_norm starts the kernel?",
+            variants=(_part(body="// nothing yet"),),
+        ),
+        Mistake(
+            "too few blocks",
+            _part(launch=_LAUNCH.replace("(rows,)", "((rows + threads - 1) // threads,)")),
+            "A block works for one row, so there are as many blocks as rows. rows / threads, rounded up, was the count of "
+            "07.2, where each *thread* had a row.",
+            "How many rows does one block write, and how many blocks do you launch?",
+            variants=(
+                _part(launch=_LAUNCH.replace("(rows,)", "(1,)")),
+                *_with_threads(
+                    (256,), launch=_LAUNCH.replace("(rows,)", "((rows + threads - 1) // threads,)")
+                ),
+            ),
+        ),
+        Mistake(
+            "threads chosen by the number of rows",
+            _part(threads="256 if rows < 8 else 32"),
+            "A sum of floats depends a little on its order, and the order on the number of threads. If that depends on how "
+            "many rows there are, the same token comes out differently alone and in a batch. Choose by the width.",
+            "How many threads work on a row when it is alone, and how many when 39 others are there?",
+            variants=(
+                _part(threads="32 * min(8, rows)"),
+                _part(threads="max(32, min(256, rows // 32 * 32))"),
+            ),
+        ),
+        Mistake(
+            "the value stored as a whole number",
+            _part(store=""),
+            "to[c] is a bf16, which is an unsigned short of 16 bits. To assign a float to it, or to cast one with (bf16), "
+            "makes a whole number of it: 1.7 becomes the bits 0x0001, which is next to nothing. float_to_bf16 gives the "
+            "bits that mean 1.7.",
+            "What are the bits of 1.0 in BF16, and what do you store for it?",
+        ),
+        Mistake(
+            "bits of the weight taken for a whole number",
+            _part(value="row[c] * scale * weight[c]"),
+            "weight[c] is an unsigned short with the bits of a BF16 number. In a product C takes the bits 0x3F80 for 16,256; "
+            "what they mean is 1.0. bf16_to_float reads them as what they are.",
+            "How large is weight[c], read as a whole number, where the weight is 1.0?",
+        ),
+        Mistake(
+            "the weight forgotten",
+            _part(value="row[c] * scale"),
+            "The row is brought to size and not multiplied by the weight. There is one for each column, and the model has "
+            "learned them.",
+            "By what is your first element off, and is that number among the inputs?",
+        ),
+        Mistake(
+            "the root instead of its inverse",
+            _part(scale="float scale = sqrtf(block_sum(squares, scratch) / hidden + eps);"),
+            "This multiplies by the root mean square, and large rows become larger. rsqrtf(v) is 1 / sqrt(v), with an r in "
+            "front.",
+            "Should a row that is ten times as large come out larger?",
         ),
         Mistake(
             "result read before the barrier",
@@ -387,9 +600,18 @@ _PART = Exercise(
         ),
         Mistake(
             "shared memory counted in floats",
-            _part(shared="threads"),
-            "shared_mem is in bytes, and scratch holds a float for each thread: 4 bytes times the number of threads.",
+            _part(launch=_LAUNCH.replace("4 * threads", "threads")),
+            "scratch has a quarter of the elements that it needs. Look at the launch: shared_mem is in bytes, and scratch "
+            "holds a float of 4 bytes for each thread, so shared_mem=4 * threads.",
             "How many bytes does scratch need?",
+            variants=_with_threads((*_COUNTS, *_WIDTHS), launch=_LAUNCH.replace("4 * threads", "threads")),
+        ),
+        Mistake(
+            "no shared memory asked for",
+            _part(launch=_LAUNCH.replace(", shared_mem=4 * threads", "")),
+            "`extern __shared__ float scratch[]` has as many bytes as the launch gives, and without shared_mem= that is none. "
+            "block_sum needs a float for each thread: shared_mem=4 * threads, as the last argument of the launch.",
+            "Where in your cell is it said how many elements scratch has?",
         ),
         Mistake(
             "epsilon left out",
@@ -497,12 +719,13 @@ def _add_cases(rng: np.random.Generator) -> list[Case]:
 def _run_add(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
-    x, weight = lab.input("x", inputs["x"]), lab.input("weight", inputs["weight"])
+    bits = (inputs["weight"].view(np.uint32) >> 16).astype(np.uint16)  # as BF16: nothing is lost
+    x, weight = lab.input("x", inputs["x"]), lab.input("weight", bits)
     residual, out = lab.inout(inputs["residual"]), lab.output(inputs["x"].shape, np.uint16)
-    bits = lab.returned(answer(x, residual, weight, inputs["eps"], out), out)
+    normed = lab.returned(answer(x, residual, weight, inputs["eps"], out), out)
     return {
         "residual": lab.get(residual, "residual"),
-        "out": (bits.astype(np.uint32) << 16).view(np.float32),
+        "out": (normed.astype(np.uint32) << 16).view(np.float32),
     }
 
 
@@ -605,7 +828,7 @@ _ADD = Exercise(
                 first="float v = residual_row[c] + row[c];\n        squares += v * v;",
                 value="(residual_row[c] + row[c]) * scale * bf16_to_float(weight[c])",
             ),
-            "The norm is right, and the sum is forgotten: what this block of the layer has computed never reaches the "
+            "The norm is right, and the sum is forgotten: what this part of the layer has computed never reaches the "
             "stream that all later layers add to.",
             "After your kernel, what is in residual?",
         ),
@@ -620,21 +843,44 @@ _ADD = Exercise(
             "What was in residual before your kernel, and where is it now?",
         ),
         Mistake(
+            "squares of x, not of the sum",
+            _add(
+                first="float v = residual_row[c] + row[c];\n        residual_row[c] = v;\n        squares += row[c] * row[c];"
+            ),
+            "The sum is stored and normalised, but the factor was made of x alone. The size that a row is brought to is "
+            "its own: square what has just been added up.",
+            "Of which numbers is `squares` the sum, and which numbers does your second loop divide?",
+        ),
+        Mistake(
+            "squares of the old residual",
+            _add(first="squares += residual_row[c] * residual_row[c];\n        residual_row[c] += row[c];"),
+            "The square is taken before x is added, so the factor fits what residual was and not what it is. Add first, then "
+            "square.",
+            "In the first loop, what is in residual_row[c] when it is squared?",
+        ),
+        Mistake(
             "the norm of x alone",
             _add(
                 first="residual_row[c] += row[c];\n        squares += row[c] * row[c];",
                 value="row[c] * scale * bf16_to_float(weight[c])",
             ),
-            "The sum is stored as it should be, and then x is normalised. What goes on into the next block is the norm of "
+            "The sum is stored as it should be, and then x is normalised. What goes on into the next layer part is the norm of "
             "the whole stream: of residual after the addition.",
             "Which array does the formula normalise, x or the sum?",
+            variants=(_add(value="row[c] * scale * bf16_to_float(weight[c])"),),
         ),
         Mistake(
             "what was normed becomes the residual",
             _add(second="residual_row[c] = bf16_to_float(to[c]);"),
             "The stream is never normalised itself; it only grows by what is added to it. The norm is a copy for the next "
-            "block to read.",
+            "layer part to read.",
             "Should residual have an rms of about 1 after your kernel?",
+            variants=(
+                _add(
+                    value="residual_row[c] = residual_row[c] * scale * bf16_to_float(weight[c])",
+                ),
+                _add(second="residual_row[c] = residual_row[c] * scale;"),
+            ),
         ),
         Mistake(
             "x added twice",
@@ -649,7 +895,7 @@ _ADD = Exercise(
                 value="row[c] * scale * bf16_to_float(weight[c])",
                 x="float* x",
             ),
-            "The sum belongs in residual; x is only read. The engine uses x as a place for the next block's result, and "
+            "The sum belongs in residual; x is only read. The engine uses x as a place for the next layer part's result, and "
             "residual is what lives through all layers.",
             "Which of the two arrays does the contract let you change?",
         ),
@@ -697,12 +943,36 @@ def _work(add: bool) -> Work:
     )
 
 
+def count_two_kernels() -> None:
+    """Print what an addition and then a norm ask of memory, beside the fewest: 32 rows of 2,048, counted in emulation."""
+    given: dict[str, Any] = {"np": np, "cp": emulation}
+    given |= {
+        "BF16_CUDA": kernel_source.read("bf16.cuh"),
+        "BLOCK_SUM_CUDA": kernel_source.read("block_sum.cuh"),
+    }
+    exec(_TWO_LAUNCHES, given)
+    work = _work(True)
+    reports: list[Any] = []
+    assert work.small is not None
+    with emulation.checks("full"):
+        run = work.small(given["add_rms_norm"], emulation)
+        with launch_reports.collect(reports):
+            run()
+    sectors = sum(report.global_sectors for report in reports)
+    asked = sum(report.global_bytes for report in reports)
+    fewest = (work.small_read_bytes + work.small_write_bytes) // SECTOR_BYTES
+    print(f"kernel launches                   {len(reports):>9,}")
+    print(f"bytes of global memory asked for  {asked:>9,}")
+    print(f"32-byte sectors touched           {sectors:>9,}")
+    print(f"fewest sectors possible           {fewest:>9,}")
+
+
 LESSON = Lesson(
     number="07",
     slug="rms_norm",
     title="RMSNorm",
     part=2,
-    minutes=55,
+    minutes=60,
     exercises=(_DERIVE, _NAIVE, _PART, _PREDICTION, _ADD),
     engine=EngineCard(
         mistakes=(

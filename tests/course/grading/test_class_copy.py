@@ -1,0 +1,57 @@
+"""What a class gets: no solutions and no examples of submissions; a lesson's solution once it is past its due time."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import subprocess
+
+import pytest
+
+from tinyvllm_ref.checkpoint.names import REPOSITORY
+from tinyvllm_ref.course.grading.course_file import read_course
+from tinyvllm_ref.course.making.classroom import make_class
+
+from .handing_in import NAME
+
+
+@pytest.fixture
+def repository(tmp_path):
+    root = tmp_path / "course"
+    (root / "solutions").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "solutions" / "06_tree_reduction.py", root / "solutions")
+    for name in ("README.md", "data/prompts.txt", f"data/submissions/perfect/{NAME}", "tests/test_a.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    for arguments in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", str(root), *arguments], check=True, timeout=60)
+    return root
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_nothing_that_answers_comes_along(repository, tmp_path):
+    make_class(repository, tmp_path / "class", say=lambda line: None)
+    assert files_in(tmp_path / "class") == ["README.md", "data/prompts.txt", f"lessons/{NAME}"]
+    assert "BEGIN SOLUTION" not in (tmp_path / "class" / "lessons" / NAME).read_text()
+
+
+def test_a_lesson_past_its_due_time_comes_with_its_solution(repository, tmp_path):
+    said = []
+    make_class(repository, tmp_path / "class", say=said.append, open_lessons=["06"])
+    assert "solutions/06_tree_reduction.py" in files_in(tmp_path / "class")
+    assert said[1] == "with the solutions of 06"
+
+
+def test_a_lesson_is_over_when_it_is_for_everybody(tmp_path):
+    (tmp_path / "course.toml").write_text(
+        "[lessons]\n06 = { due = 2026-03-06T12:00:00Z }\n09 = {}\n[extensions]\nada = { 06 = 2026-03-08T12:00:00Z }\n"
+    )
+    course = read_course(tmp_path / "course.toml", None)
+    day = lambda number: datetime.datetime(2026, 3, number, 13, tzinfo=datetime.UTC)  # noqa: E731
+    assert not course.is_over("06", day(6))
+    assert not course.is_over("06", day(7))
+    assert course.is_over("06", day(8))
+    assert not course.is_over("09", day(30))

@@ -1,0 +1,224 @@
+"""What an instructor gets: rows for all, lateness, decisions by hand, exports, re-grading, the same grades twice."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from tinyvllm_ref.course.grading.course_file import LateRule, read_course
+from tinyvllm_ref.course.grading.grading import seed_of
+from tinyvllm_ref.course.grading.roster import Learner, Roster
+from tinyvllm_ref.course.grading.similarity import alike
+from tinyvllm_ref.course.grading.submissions import owner
+
+from .handing_in import graded, hand_in, mistake, notebook, right, row_of
+
+COURSE = """
+[course]
+name = "Engines"
+secret = "of the seeds"
+bonus = true
+
+[late]
+per_day = 20
+grace_minutes = 10
+at_most_days = 3
+
+[lessons]
+06 = { weight = 2.0, due = 2026-03-06T12:00:00Z }
+09 = { weight = 1.0 }
+
+[extensions]
+bob = { 06 = 2026-03-08T12:00:00Z }
+"""
+ROSTER = "learner,name,email,Canvas ID,SIS User ID,SIS Login ID,Section,Moodle ID,ID number\n"
+ROSTER += "ada,Ada Lovelace,ada@example.org,101,s-ada,ada1,A,9001,n1\n"
+ROSTER += "bob,Bob Iverson,,102,,,,9002,\neve,Eve Noether,,,,,,,\n"
+
+
+@pytest.fixture
+def course(tmp_path):
+    (tmp_path / "course.toml").write_text(COURSE)
+    (tmp_path / "roster.csv").write_text(ROSTER)
+    (tmp_path / "times.csv").write_text(
+        "learner,lesson,time\nada,06,2026-03-07T13:00:00Z\nbob,06,2026-03-07T13:00:00Z\n"
+    )
+    hand_in(tmp_path, notebook({"06.1": right("06.1"), "06.6": right("06.6")}), "ada")
+    hand_in(tmp_path, notebook({"06.1": mistake("06.1", "cells past n not set")}), "bob")
+    hand_in(tmp_path, notebook(), "mallory")
+    return tmp_path
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_class(course):
+    report = graded(course, course=course / "course.toml")
+    ada, bob, eve = (row_of(report, name) for name in ("ada", "bob", "eve"))
+    # 3 of 15 core points and 3 of stretch, 40 % off for two days begun; lesson 09 not handed in, weights 2 to 1.
+    assert ada.scores["06"].late == pytest.approx(0.6)
+    assert ada.scores["06"].percent == pytest.approx(100 * 0.6 * 6 / 15)
+    assert ada.total == pytest.approx(24 * 2 / 3)
+    assert bob.scores["06"].late == 1.0  # of an extension
+    assert bob.results["06.1"].mistake[0] == "cells past n not set"
+    assert {result.status for result in eve.results.values()} == {"not handed in"}
+    assert not row_of(report, "mallory").in_roster
+    assert [row.learner.id for row in report.rows] == ["ada", "bob", "eve", "mallory"]
+    assert [(one.exercise, one.name, one.learners) for one in report.mistakes] == [
+        ("06.1", "cells past n not set", ("bob",))
+    ]
+
+    grades = rows_of(course / "report" / "grades.csv")
+    assert grades[0][:3] == ["learner", "name", "06.1"]
+    assert [row[0] for row in grades[1:]] == ["ada", "bob", "eve", "mallory"]
+    assert grades[1][2] == "3"
+    canvas = rows_of(course / "report" / "canvas.csv")
+    assert canvas[0][:6] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "06 Tree reduction"]
+    assert canvas[1][0].strip() == "Points Possible"
+    assert canvas[2][:5] == ["Ada Lovelace", "101", "s-ada", "ada1", "A"]
+    assert float(canvas[2][5]) == pytest.approx(24)
+    moodle = rows_of(course / "report" / "moodle.csv")
+    assert moodle[0][:3] == ["Name", "ID number", "Email address"]
+    assert moodle[1][:3] == ["Ada Lovelace", "n1", "ada@example.org"]
+    suites = ElementTree.parse(course / "report" / "junit.xml").getroot()
+    assert [suite.get("name") for suite in suites] == ["ada", "bob", "eve", "mallory"]
+    assert all(len(suite) == int(suite.get("tests")) for suite in suites)
+    bobs = next(suite for suite in suites if suite.get("name") == "bob")
+    assert int(bobs.get("failures")) == len(bobs)
+    assert len(list((course / "report" / "feedback").rglob("*.html"))) == 8
+
+
+def test_the_same_grades_twice_with_and_without_what_is_known(course):
+    graded(course, course=course / "course.toml")
+    names = ("grades.csv", "report.json", "junit.xml", "index.html", "feedback/bob/06.html")
+    first = {name: (course / "report" / name).read_text() for name in names}
+    graded(course, course=course / "course.toml")
+    assert first == {name: (course / "report" / name).read_text() for name in names}
+    graded(course, course=course / "course.toml", fresh=True)
+    assert first == {name: (course / "report" / name).read_text() for name in names}
+
+
+def test_one_exercise_again_and_decisions_by_hand_stay(course):
+    (course / "overrides.csv").write_text(
+        "learner,exercise,points,reason\nbob,06.2,2,shown in the tutorial\n"
+    )
+    graded(course, course=course / "course.toml")
+    hand_in(course, notebook({"06.1": right("06.1"), "06.3": right("06.3")}), "bob")
+    report = graded(course, course=course / "course.toml", exercise="06.1")
+    bob = row_of(report, "bob")
+    assert bob.results["06.1"].passed
+    assert not bob.results["06.3"].passed  # not looked at again
+    assert bob.points("06.2") == 2
+    assert "shown in the tutorial" in (course / "report" / "index.html").read_text()
+
+
+def test_feedback_has_no_values_of_hidden_inputs(course):
+    graded(course, course=course / "course.toml")
+    report = json.loads((course / "report" / "report.json").read_text())
+    (bob,) = [row for row in report["learners"] if row["learner"] == "bob"]
+    (row, *_) = bob["results"]["06.1"]["rows"]
+    page = (course / "report" / "feedback" / "bob" / "06.html").read_text()
+    assert row[1] not in page
+    assert "Smallest case that fails" in page
+    assert "cells past n not set" in page
+    assert "Ada" not in page
+
+
+def test_seeds_differ_by_learner_exercise_and_secret():
+    seeds = {
+        seed_of(*key)
+        for key in [("a", "b", "06.1"), ("a", "b", "06.2"), ("a", "c", "06.1"), ("x", "b", "06.1")]
+    }
+    assert len(seeds) == 4
+    assert seed_of("a", "b", "06.1") == seed_of("a", "b", "06.1")
+
+
+def test_late():
+    due = datetime.datetime(2026, 3, 6, 12, tzinfo=datetime.UTC)
+    rule = LateRule(grace_minutes=10, per_day=20, at_most_days=3)
+    after = lambda **more: rule.factor(due, due + datetime.timedelta(**more))  # noqa: E731
+    assert after(minutes=-5) == after(minutes=10) == 1.0
+    assert after(minutes=11) == after(days=1, minutes=10) == 0.8
+    assert after(days=1, minutes=11) == 0.6
+    assert after(days=3, minutes=10) == pytest.approx(0.4)
+    assert after(days=3, minutes=11) == 0.0
+    assert LateRule(per_day=40).factor(due, due + datetime.timedelta(days=9)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[course]\nnaem = 'x'", "'naem' is not known"),
+        ("[lessons]\n77 = {}", "no such lesson"),
+        ("[lessons]\n06 = { due = 2026-03-06T12:00:00 }", "with its zone"),
+        ("[lessons]\n06 = { weight = -1 }", "at least 0"),
+        ("[late]\nper_day = 'ten'", "at least 0"),
+        ("[course", "course.toml"),
+        ("[course]\nbonus = 3", "must be a bool"),
+        ("[extensions]\nbob = 3", "must be a table"),
+    ],
+)
+def test_a_course_file_that_is_not_right_says_where(tmp_path, text, words):
+    (tmp_path / "course.toml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_course(tmp_path / "course.toml", tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("roster.csv", "name\nAda\n", "no column 'learner'"),
+        ("roster.csv", "learner\nada\nada\n", "one row"),
+        ("overrides.csv", "learner,exercise,points\nada,06.9,1\n", "no exercise"),
+        ("overrides.csv", "learner,exercise,points\nada,06.1,9\n", "06.1 has 3"),
+        ("times.csv", "learner,lesson,time\nada,06,yesterday\n", "a time is written"),
+    ],
+)
+def test_a_table_that_is_not_right_says_where(tmp_path, name, text, words):
+    (tmp_path / "course.toml").write_text("[course]\nsecret = 's'\n")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_course(tmp_path / "course.toml", tmp_path / "report")
+
+
+CLASS = Roster(
+    [Learner("ada", "Ada Lovelace", canvas_id="101", moodle_id="9001"), Learner("zoe", "Zoe de la Cruz")]
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "whose"),
+    [
+        ("ada/06_tree_reduction.ipynb", ("ada", "06_tree_reduction.ipynb")),
+        ("ada_06_tree_reduction.ipynb", ("ada", "06_tree_reduction.ipynb")),
+        ("lovelaceada_101_5550_06_tree_reduction.ipynb", ("ada", "06_tree_reduction.ipynb")),
+        ("lovelaceada_LATE_101_5550_06_tree_reduction-1.ipynb", ("ada", "06_tree_reduction-1.ipynb")),
+        ("Ada Lovelace_9001_assignsubmission_file/06_x.ipynb", ("ada", "06_x.ipynb")),
+        ("Ada Lovelace_77_assignsubmission_file_/06_x.ipynb", ("ada", "06_x.ipynb")),
+        ("Zoe de la Cruz_5_assignsubmission_file_06_x.ipynb", ("zoe", "06_x.ipynb")),
+        ("unknown_person_06_x.ipynb", ("unknown_person", "06_x.ipynb")),
+        ("ada_lessons.zip", ("ada", "lessons.zip")),
+    ],
+)
+def test_whose_file_it_is(path, whose):
+    assert owner(path, CLASS) == whose
+
+
+def test_alike():
+    long = "\n".join(f"    value_{k} = np.sqrt({k}) + x[{k} * 3] - y" for k in range(12))
+    stub = "# Exercise 06.1 - a\ndef f(x, y):\n    return x"
+    own = {
+        "ada": f"def f(x, y):\n{long}\n    return x",
+        "bob": f"def f(x, y):  # mine\n{long}\n    return x  # really",
+        "cyd": "def f(x, y):\n    return x",
+        "eve": "def f(x, y):\n" + "\n".join(f"    t{k} = {k} * y ** {k} if x else None" for k in range(12)),
+    }
+    (pair,) = alike("06.1", own, [stub])
+    assert (pair.first, pair.second, pair.share) == ("ada", "bob", 1.0)
+    assert alike("06.1", own, [own["ada"]]) == []  # it is the solution
