@@ -557,3 +557,28 @@ def _run_half(answer, inputs, lab):
     x, out = lab.input("x", inputs["x"]), lab.output(3, np.float32)
     answer((1,), (3,), (x, out), shared_mem=12)
     return {"out": lab.get(out)}
+
+
+def test_the_search_for_a_mistake_ends_in_time_and_goes_on_later(monkeypatch):
+    from tinyvllm_ref.course import diagnosis
+
+    exercise = checking.exercise_of("06.2")
+    source = solution_cell("06.2").replace("s > 0", "s > 1")
+    verdict = checking.check_source("06.2", source)
+    monkeypatch.setattr(diagnosis, "_results", {})
+    clock = [0.0]
+    real = diagnosis.judge_case
+
+    def slow(*arguments):
+        clock[0] += 1.0
+        return real(*arguments)
+
+    monkeypatch.setattr(diagnosis, "judge_case", slow)
+    monkeypatch.setattr(diagnosis.time, "monotonic", lambda: clock[0])
+    tries = 0
+    while (found := diagnosis.find_mistake(verdict, seconds=1.5)) is None:
+        tries += 1
+        assert tries < 50
+    assert found.name == "last round left out"
+    assert tries > 0
+    assert exercise.mistakes.index(found) > 0

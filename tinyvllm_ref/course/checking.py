@@ -21,6 +21,7 @@ from .lessons import stub_fingerprint
 from .reports import Report
 from .runner import Fault, describe, time_limit
 
+_PATIENCE = 3.0  # seconds for the search of a known mistake, where none of its kernels is compiled yet
 SEED = 0
 """Of the inputs that a notebook's checks draw."""
 
@@ -78,7 +79,7 @@ def check(id: str, answer: Any = ...) -> None:
     except BaseException as error:  # PythonTimeout, sys.exit() in an answer
         _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
-        mistake = find_mistake(verdict, SEED) if _was_emulated(verdict) else None
+        mistake = find_mistake(verdict, SEED, seconds=_PATIENCE) if _was_emulated(verdict) else None
         _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,17 +19,25 @@ from .judging import CaseResult, Verdict, cases_of, judge_case
 _MOST_CASES = 4
 
 
-def find_mistake(verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None) -> Mistake | None:
+def find_mistake(
+    verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None, seconds: float | None = None
+) -> Mistake | None:
     """The mistake whose results are those of the failing answer, in every case that is looked at.
 
     The cases are the smallest that fail and one that passes, if there is one: a mistake that fails more is another.
     All was and is run in emulation. `before` is as for :func:`~tinyvllm_ref.course.answers.make_answer`.
+
+    With `seconds` the search ends after that time. What was run by then is kept, and compiled kernels are kept on
+    disk: the same answer's next check goes on where this one ended.
     """
+    ends = time.monotonic() + seconds if seconds is not None else math.inf
     failing = [result for result in verdict.results if not result.passed]
     passing = [result for result in verdict.results if result.passed]
     looked_at = [*failing[: _MOST_CASES - 1], *passing[:1]]
     for mistake in verdict.exercise.mistakes:
         for answer in mistake.answers:
+            if time.monotonic() > ends:
+                return None
             if all(_fails_as(verdict.exercise, answer, result, seed, before) for result in looked_at):
                 return mistake
     return None
