@@ -22,6 +22,9 @@ help:
 $(VENV)/.installed-course: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh $(VENV) course
 
+$(VENV)/.installed-grade: pyproject.toml tools/setup.sh
+	@sh tools/setup.sh $(VENV) grade
+
 $(VENV)/.installed-dev: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh $(VENV) dev
 
@@ -51,9 +54,9 @@ test-slow: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/emulation.py
 
-grade: setup
+grade: $(VENV)/.installed-grade
 	@test -n "$(SUBMISSIONS)" || { echo "make grade SUBMISSIONS=DIR: name the folder of submissions" >&2; exit 2; }
-	$(BIN)/tinyvllm grade "$(SUBMISSIONS)" --report report
+	$(BIN)/tinyvllm grade "$(SUBMISSIONS)" --report report $(GRADE_OPTIONS)
 
 clean:
 	rm -rf $(VENV)

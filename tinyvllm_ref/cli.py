@@ -147,6 +147,10 @@ def build_lessons(
     force: Annotated[
         bool, typer.Option("--force", help="Replace lessons with work in them; they are kept.")
     ] = False,
+    course: Annotated[
+        Path | None,
+        typer.Option(help="With --class: course.toml; solutions of lessons past their due time come along."),
+    ] = None,
     root: Root = None,
 ) -> None:
     """Make lessons/NN_topic.ipynb from solutions/NN_topic.py."""
@@ -155,6 +159,8 @@ def build_lessons(
             raise ValueError("--check, --class and --force go one at a time")
         if class_ is not None and numbers:
             raise ValueError("--class takes all lessons; leave the numbers out")
+        if course is not None and class_ is None:
+            raise ValueError("--course goes with --class")
         folder = _course_folder(root)
         from .course import build
         from .course.making.classroom import make_class
@@ -163,9 +169,75 @@ def build_lessons(
             build.check_lessons(folder, numbers or ())
             typer.echo("The lessons are in step with the solutions.")
         elif class_ is not None:
-            make_class(folder, class_, say=typer.echo)
+            make_class(folder, class_, say=typer.echo, open_lessons=_lessons_that_are_over(course))
         else:
             build.build_lessons(folder, numbers or (), force=force, say=typer.echo)
+
+
+@app.command()
+def grade(
+    submissions: Annotated[Path, typer.Argument(help="A folder or a zip of what was handed in.")],
+    report: Annotated[Path, typer.Option(help="The folder of the report.")],
+    course: Annotated[
+        Path | None, typer.Option(help="course.toml; roster.csv, overrides.csv and times.csv lie beside it.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Submissions at a time.")] = 1,
+    exercise: Annotated[
+        str | None, typer.Option(help="Grade this one again, such as 06.3, and say whose points change.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Judge everything again.")] = False,
+    nbval: Annotated[bool, typer.Option(help="Run nbval beside the judge.")] = True,
+    containment: Annotated[
+        str, typer.Option(help="auto, bubblewrap, user or limits: how answers are kept apart.")
+    ] = "auto",
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler: tls://..., or on this machine.")
+    ] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="For tls://: the authority's certificate.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="For tls://: this side's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="For tls://: its key.")] = None,
+) -> None:
+    """Grade a class: from notebooks that were handed in to a report (docs/instructors.md)."""
+    with _plain_errors():
+        tls = {"ca": tls_ca, "cert": tls_cert, "key": tls_key}
+        if any(tls.values()) and not all(tls.values()):
+            raise ValueError("--tls-ca, --tls-cert and --tls-key go together")
+        from .course.grade import Options
+        from .course.grade import grade as grade_class
+
+        options = Options(
+            submissions=submissions,
+            report=report,
+            course=course,
+            jobs=jobs,
+            scheduler=scheduler,
+            tls={name: str(path) for name, path in tls.items()} if all(tls.values()) else None,
+            containment=containment,
+            nbval=nbval,
+            exercise=exercise,
+            fresh=fresh,
+        )
+        grade_class(options, say=typer.echo)
+
+
+@app.command()
+def submit(
+    numbers: Annotated[
+        list[str] | None, typer.Argument(help="Lessons, such as 06; all that have answers by default.")
+    ] = None,
+    learner: Annotated[str, typer.Option(help="Who you are, as your class calls you.")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path | None, typer.Option(help="The zip to write.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--lessons", help="The folder that has the notebooks.", show_default=False)
+    ] = None,
+) -> None:
+    """Pack your notebooks for handing in, and see what will be graded."""
+    from .checkpoint.names import REPOSITORY
+
+    with _plain_errors():
+        from .course.grading.submit import submit as pack
+
+        pack(folder or REPOSITORY / "lessons", numbers or (), learner=learner, out=out, say=typer.echo)
 
 
 @app.command()
@@ -193,7 +265,7 @@ def _plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, FileNotFoundError, TypeError, FetchError) as error:
+    except (ValueError, FileNotFoundError, TypeError, LookupError, FetchError) as error:
         typer.echo(f"tinyvllm: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -209,6 +281,19 @@ def _course_folder(root: Path | None) -> Path:
     if not any((folder / "solutions").glob("*.py")):
         raise FileNotFoundError(f"{folder / 'solutions'} holds no lesson's source (NN_topic.py)")
     return folder.resolve()
+
+
+def _lessons_that_are_over(course: Path | None) -> list[str]:
+    """Lessons past everybody's due time, by a class's settings."""
+    import datetime
+
+    if course is None:
+        return []
+    from .course.grading.course_file import read_course
+
+    settings = read_course(course, None)
+    now = datetime.datetime.now(datetime.UTC)
+    return [number for number in settings.due if settings.is_over(number, now)]
 
 
 def _params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:

@@ -6,17 +6,22 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .lessons import build_lessons
+from .source import discover
 
 # Folders and files that only an instructor has. Tests that read golden values go with them.
-LEFT_OUT = ("solutions/", "tests/")
+LEFT_OUT = ("solutions/", "tests/", "data/submissions/")
 
 
-def make_class(root: Path, folder: Path, say: Callable[[str], None] = print) -> None:
+def make_class(
+    root: Path, folder: Path, say: Callable[[str], None] = print, open_lessons: Iterable[str] = ()
+) -> None:
     """Copy what git tracks, without `LEFT_OUT`, and with lessons freshly made.
+
+    Without its source in ``solutions/``, ``solution("06.2")`` says that the solution is not in this copy.
 
     Parameters
     ----------
@@ -24,6 +29,10 @@ def make_class(root: Path, folder: Path, say: Callable[[str], None] = print) -> 
         The repository.
     folder : Path
         Made; must not be there yet, or be empty.
+    say : callable
+        Given a line at the end.
+    open_lessons : iterable of str
+        Lessons whose solutions come along all the same, because they are past their due time.
 
     Raises
     ------
@@ -47,12 +56,17 @@ def make_class(root: Path, folder: Path, say: Callable[[str], None] = print) -> 
         made.mkdir()
         for name in tracked:
             _copy(root / name, made / name)
+        opened = sorted(set(open_lessons))
+        for source in discover(root, opened) if opened else []:
+            _copy(source, made / "solutions" / source.name)
         build_lessons(root, into=made, say=lambda line: None)
         if folder.exists():
             folder.rmdir()
         os.rename(made, folder)
     lessons = len(list((folder / "lessons").glob("*.ipynb")))
-    say(f"{folder}: {len(tracked)} files and {lessons} lessons, without {' and '.join(LEFT_OUT)}")
+    say(f"{folder}: {len(tracked)} files and {lessons} lessons, without {', '.join(LEFT_OUT)}")
+    if opened:
+        say(f"with the solutions of {', '.join(opened)}")
 
 
 def _tracked(root: Path) -> list[str]:

@@ -1,0 +1,341 @@
+"""How an answer's process is kept apart: bubblewrap where it is, another user where the grader is root, limits always.
+
+:func:`find` tries the levels from the best on, by starting a process and asking it what it can reach; the report
+says which one was used and what was found.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.names import REPOSITORY
+from ...emulation import toolchain
+from . import runtime
+from .limits import Limits
+
+BUBBLEWRAP, USER, LIMITS = "bubblewrap", "user", "limits"
+LEVELS = (BUBBLEWRAP, USER, LIMITS)
+
+SAYS = {
+    BUBBLEWRAP: "contained: bubblewrap (no network, read-only system, empty working folder, nothing of the course)",
+    USER: "not contained: another user, who can read what everybody may read and use the network",
+    LIMITS: "not contained: limits alone, and what the grader's account may do an answer may do",
+}
+
+# Numbers that systemd keeps for users that are made for one process, so that nobody's files have them.
+_RUNNER = "tinyvllm_ref.course.grading.runner_process"
+_FIRST_UID, _NUM_UIDS = 61184, 4000
+
+
+class NotAvailable(ValueError):
+    """A level of containment does not work here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Containment:
+    """A level that works, and what a process in it could reach when it was tried.
+
+    Attributes
+    ----------
+    level : str
+    found : dict
+        ``readable``, ``writable``, ``network``, ``uid``, ``environment``.
+    why : tuple of str
+        Why no better level was taken.
+    """
+
+    level: str
+    found: dict[str, Any]
+    why: tuple[str, ...] = ()
+
+    @property
+    def says(self) -> str:
+        return SAYS[self.level]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A contained process that is ready to be started.
+
+    Attributes
+    ----------
+    command : list of str
+    environment : dict
+    folder : str
+        The working folder it begins in.
+    uid : int or None
+        The user that the process is to become or to be; None where it stays who it is.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: str
+    uid: int | None
+
+
+@contextmanager
+def place(level: str, limits: Limits, tree: Path, module: str, seed: Path) -> Iterator[Place]:
+    """A place for ``python -m module``, with `tree` as its only code of this project.
+
+    Parameters
+    ----------
+    level : str
+    limits : Limits
+    tree : Path
+        From :mod:`.runtime`.
+    module : str
+        Of `tree`; it gets its settings as the first argument (see ``runner_process.main``).
+    seed : Path
+        What its home begins as a copy of.
+    """
+    uid = (
+        _FIRST_UID + (os.getpid() * 7 + id(limits) // 64) % _NUM_UIDS
+        if os.geteuid() == 0 and level != LIMITS
+        else None
+    )
+    if level == BUBBLEWRAP:
+        yield _wrapped(limits, tree, module, seed, uid)
+        return
+    with tempfile.TemporaryDirectory(prefix="tinyvllm-run-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        work = Path(folder) / "w"
+        work.mkdir()
+        if uid is not None:
+            os.chown(work, uid, uid)
+        settings = _settings(limits, uid, str(seed), "")
+        yield Place(
+            _python(str(tree), module, settings),
+            _environment(str(work), str(tree)),
+            str(work),
+            uid,
+        )
+
+
+def _settings(limits: Limits, uid: int | None, seed: str, open_folder: str) -> str:
+    return json.dumps({"limits": limits.as_dict(), "uid": uid, "seed": seed, "open_folder": open_folder})
+
+
+def _python(tree: str, module: str, settings: str) -> list[str]:
+    # -I: nothing of the environment or the working folder. -S: no .pth file of the installation brings this
+    # project's own folder back.
+    paths = [tree, *_packages()]
+    code = f"import sys; sys.path[:0] = [{tree!r}]; sys.path += {paths[1:]!r}; "
+    code += f"from {module} import main; main()"
+    return [sys.executable, "-I", "-S", "-B", "-c", code, settings]
+
+
+def _environment(folder: str, tree: str) -> dict[str, str]:
+    """All variables that a contained process has."""
+    environment = {
+        "PATH": os.pathsep.join(dict.fromkeys([*_compiler_folders(), "/usr/local/bin", "/usr/bin", "/bin"])),
+        "HOME": f"{folder}/home",
+        "TMPDIR": f"{folder}/work",
+        "TINYVLLM_HOME": f"{folder}/home",
+        "TINYVLLM_MY_ENGINE": f"{folder}/my_engine",
+        "TINYVLLM_DEVICE": "cpu",
+        "TINYVLLM_CHECKS": "full",
+        "LC_ALL": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TINYVLLM_GRADING_TREE": tree,
+        "TINYVLLM_GRADING_PACKAGES": os.pathsep.join(_packages()),
+    }
+    if "CXX" in os.environ:
+        environment["CXX"] = os.environ["CXX"]
+    return environment
+
+
+def _packages() -> list[str]:
+    """Folders of installed packages."""
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    return [folder for folder in dict.fromkeys(found) if os.path.isdir(folder)]
+
+
+def _compiler_folders() -> list[str]:
+    try:
+        found = shutil.which(toolchain.find().command[0])
+    except toolchain.CompilerNotFound:
+        found = None
+    return [str(Path(found).parent)] if found else []
+
+
+# ---------------- bubblewrap
+
+
+def _wrapped(limits: Limits, tree: Path, module: str, seed: Path, uid: int | None) -> Place:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise NotAvailable("bubblewrap is not installed (`bwrap` is not on PATH)")
+    inside, begin = "/runtime", "/runtime-seed"
+    command = [program, "--die-with-parent", "--new-session", "--clearenv"]
+    environment = _environment("/tmp", inside)
+    for name, value in environment.items():
+        command += ["--setenv", name, value]
+    if uid is None:
+        command += ["--unshare-all"]
+    else:
+        # Root in a user namespace would still be root's account to the kernel, which is free of limits on
+        # processes. So it stays outside of one, with two capabilities that it loses when it becomes `uid`.
+        command += [
+            "--unshare-ipc",
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+        ]
+        command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    # First, for the Python that is needed may lie in /tmp.
+    command += ["--size", str(limits.file_bytes), "--tmpfs", "/tmp"]
+    command += ["--hostname", "grading", *_system_mounts(), "--proc", "/proc", "--dev", "/dev"]
+    command += ["--size", str(64 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    command += ["--ro-bind", str(tree), inside, "--ro-bind", str(seed), begin]
+    command += ["--remount-ro", "/", "--chdir", "/tmp"]
+    settings = _settings(limits, uid, begin, "/tmp" if uid is not None else "")
+    command += ["--", *_python(inside, module, settings)]
+    # The user is changed inside, once what bubblewrap needs root for is done.
+    return Place(command, {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, "/", None)
+
+
+@functools.cache
+def _mount_list() -> tuple[str, ...]:
+    mounts: list[str] = ["--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(name):
+            mounts += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            mounts += ["--ro-bind", name, name]
+    for name in (
+        "/etc/alternatives",
+        "/etc/ld.so.cache",
+        "/etc/ld.so.conf",
+        "/etc/ld.so.conf.d",
+        "/nix/store",
+    ):
+        if os.path.exists(name):
+            mounts += ["--ro-bind", name, name]
+    prefixes = [sys.base_prefix, sys.prefix, *(str(Path(folder).parent) for folder in _compiler_folders())]
+    prefixes = [os.path.realpath(prefix) for prefix in prefixes] + [sys.prefix]
+    # What lies in a folder that is shown, and must not be seen, is covered; what of it is needed comes after.
+    if _is_inside(str(REPOSITORY), ["/usr", *prefixes]):
+        mounts += ["--tmpfs", str(REPOSITORY)]
+    for prefix in dict.fromkeys(prefixes):
+        if not _is_inside(prefix, ["/usr"]) or _is_inside(prefix, [str(REPOSITORY)]):
+            for parent in reversed(Path(prefix).parents[:-1]):  # else they are for their owner alone
+                mounts += ["--perms", "0755", "--dir", str(parent)]
+            mounts += ["--ro-bind", prefix, prefix]
+    for folder in _packages():
+        if os.path.isdir(f"{folder}/tinyvllm_ref"):
+            mounts += ["--tmpfs", f"{folder}/tinyvllm_ref"]
+    return tuple(mounts)
+
+
+def _system_mounts() -> list[str]:
+    return list(_mount_list())
+
+
+def _is_inside(path: str, folders: Sequence[str]) -> bool:
+    return any(os.path.commonpath([path, folder]) == folder for folder in folders)
+
+
+# ---------------- which level works
+
+
+def find(
+    wanted: str, limits: Limits, *, secret_files: Sequence[Path] = (), writable: Sequence[Path] = ()
+) -> Containment:
+    """The best level that works, or the one that is asked for.
+
+    Parameters
+    ----------
+    wanted : str
+        ``"auto"`` or one of :data:`LEVELS`.
+    limits : Limits
+    secret_files, writable : sequence of Path
+        Files that must not be read, and folders that must not be written to, beside the course's own.
+
+    Raises
+    ------
+    NotAvailable
+        None works; the message says why.
+    """
+    if wanted not in ("auto", *LEVELS):
+        raise ValueError(f"containment is {wanted!r}; it must be one of auto, {', '.join(LEVELS)}")
+    candidates = LEVELS if wanted == "auto" else (wanted,)
+    why: list[str] = []
+    for level in candidates:
+        if level == USER and os.geteuid() != 0:
+            why.append("user: only root can start a process as another user")
+            continue
+        if level == LIMITS and os.geteuid() == 0 and wanted == "auto":
+            raise NotAvailable(
+                "this is root, and answers can not be kept from being root: "
+                + "; ".join(why)
+                + ". Install bubblewrap, or grade as an ordinary user, or accept it with --containment limits"
+            )
+        try:
+            found = probe(level, limits, secret_files, writable)
+        except NotAvailable as error:
+            why.append(f"{level}: {error}")
+            continue
+        if level == BUBBLEWRAP and (found["readable"] or found["writable"] or found["network"]):
+            reached = [*found["readable"], *found["writable"], *(["the network"] if found["network"] else [])]
+            why.append(f"bubblewrap: from inside one can reach {', '.join(reached)}")
+            continue
+        return Containment(level, found, tuple(why))
+    raise NotAvailable("; ".join(why))
+
+
+def probe(
+    level: str, limits: Limits, secret_files: Sequence[Path], writable: Sequence[Path]
+) -> dict[str, Any]:
+    """Start a process at a level, and ask it what it can reach."""
+    from .process import Process, Stopped
+
+    files = [REPOSITORY / "solutions", runtime.PACKAGE / "course" / "exercises", runtime.PACKAGE / "kernels"]
+    files += secret_files
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        message = {
+            "do": "probe",
+            "read": [str(path) for path in files if path.exists()],
+            "write": [str(path) for path in [REPOSITORY, *writable] if path.exists()],
+            "connect": list(server.getsockname()),
+        }
+        try:
+            with (
+                place(level, limits, runtime.runner_tree(), _RUNNER, runtime.runner_seed()) as where,
+                Process(where, limits) as process,
+            ):
+                try:
+                    reply = process.ask(message, limits.patience + 30)
+                except Stopped as error:
+                    said = process.said.decode(errors="replace").strip().rpartition("\n")[2]
+                    raise NotAvailable(f"a process does not start ({said or error})") from None
+        except OSError as error:
+            raise NotAvailable(f"a process does not start ({error})") from None
+    if "uid" not in reply:
+        raise NotAvailable(f"a process does not start ({reply.get('fault')})")
+    return dict(reply)
+
+
+def user_of(uid: int) -> None:
+    """Kill what is left of a user made for one process; in a child that has become this user."""
+    code = f"import os, signal; os.setresuid({uid}, {uid}, {uid}); os.kill(-1, signal.SIGKILL)"
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )

@@ -1,0 +1,391 @@
+"""From a folder of submissions to a report: what ``tinyvllm grade`` does, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..exercises import exercise_of, lesson_of, lessons
+from ..lessons import lesson_file, solution_cell, solution_file, stub_cell, stub_fingerprint
+from ..making import notebook as notebook_files
+from ..making.lessons import to_lesson
+from ..making.source import LessonError, read
+from . import cluster, containment, runtime, work
+from .beside import Beside
+from .cached import Cache, exercise_text
+from .course_file import Course, read_course
+from .judge import points_of
+from .limits import Limits
+from .notebooks import Answers, Cell, Unreadable, lessons_in, read_cells, take_answers
+from .report import Handed, Report, build, read_results, write
+from .results import Result
+from .similarity import Pair, alike
+from .submissions import Collected, File, collect
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to grade, and how.
+
+    Attributes
+    ----------
+    submissions, report : Path
+    course : Path or None
+        ``course.toml``.
+    jobs : int
+        Submissions at a time.
+    scheduler : str or None
+        Address of a Dask scheduler to use instead.
+    tls : mapping or None
+        ``ca``, ``cert`` and ``key``: files for that.
+    containment : str
+        ``"auto"``, or one of :data:`~tinyvllm_ref.course.grading.containment.LEVELS`.
+    nbval : bool
+        Whether nbval runs beside; the course file may say no as well.
+    exercise : str or None
+        Grade this one again and take the rest from the report that is there.
+    fresh : bool
+        Judge everything again, whatever is known already.
+    limits : Limits
+    """
+
+    submissions: Path
+    report: Path
+    course: Path | None = None
+    jobs: int = 1
+    scheduler: str | None = None
+    tls: Mapping[str, str] | None = None
+    containment: str = "auto"
+    nbval: bool = True
+    exercise: str | None = None
+    fresh: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+def grade(options: Options, say: Callable[[str], None] = print) -> Report:
+    """Grade a class and write the report.
+
+    Parameters
+    ----------
+    options : Options
+    say : callable
+        Given a line now and then.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        The submissions or the course's settings can not be used, or answers can not be contained as asked.
+    """
+    begin = time.perf_counter()
+    options.report.mkdir(parents=True, exist_ok=True, mode=0o700)
+    course = read_course(options.course, options.report)
+    old = read_results(options.report)
+    if options.exercise is not None:
+        exercise_of(options.exercise)
+        if old is None:
+            raise ValueError(
+                f"--exercise {options.exercise}: {options.report} has no report yet; grade all first"
+            )
+    collected = collect(options.submissions, course.roster)
+    secret_files = [path for path in (options.course, options.report / "secret.txt") if path is not None]
+    where = containment.find(
+        options.containment, options.limits, secret_files=secret_files, writable=[options.report]
+    )
+    say("\n".join([f"Answers run {where.says}.", *(f"  ({why})" for why in where.why)]))
+    numbers = _lessons(course, collected)
+    handed = _sort(collected, course, numbers)
+    say(
+        f"{len(handed)} learners, lessons {', '.join(numbers)}, {sum(len(h.files) for h in handed)} notebooks."
+    )
+    grader = _Grader(options, course, where.level, say)
+    grader.run(handed, old)
+    similar = [pair for number in numbers for pair in _similar(handed, number)]
+    report = build(course, numbers, handed, where, collected.problems, similar)
+    write(report, options.report)
+    _say_changes(old, report, say)
+    say(f"{options.report}/index.html ({time.perf_counter() - begin:.1f} s)")
+    return report
+
+
+# ---------------- who handed in what
+
+
+def _lessons(course: Course, collected: Collected) -> list[str]:
+    """The lessons that are graded: the course's, else those that were handed in."""
+    if course.weights:
+        return sorted(course.weights)
+    found = {number for file in collected.files if (number := _lesson_of(file)) is not None}
+    numbers = sorted(found & set(lessons()))
+    if not numbers:
+        raise ValueError("no notebook of any lesson was found among the submissions (NN_topic.ipynb)")
+    return numbers
+
+
+def _lesson_of(file: File) -> str | None:
+    """By its name; where that says nothing, by what is in it."""
+    if file.lesson is not None:
+        return file.lesson
+    if file.data is None:
+        return None
+    try:
+        counts = lessons_in(read_cells(file.data))
+    except Unreadable:
+        return None
+    return max(counts, key=lambda number: (counts[number], number)) if counts else None
+
+
+def _sort(collected: Collected, course: Course, numbers: Sequence[str]) -> list[Handed]:
+    """One entry a learner: the roster's in its order, then whoever else handed in."""
+    ids = [learner.id for learner in course.roster.learners]
+    ids += sorted({file.learner for file in collected.files} - set(ids))
+    handed = {
+        id: Handed(course.roster.of(id), id in course.roster or not course.roster.learners) for id in ids
+    }
+    for file in collected.files:
+        number = _lesson_of(file)
+        if number in numbers:
+            handed[file.learner].files.append((str(number), file))
+        else:
+            what = f"of lesson {number}, which is not graded" if number else file.problem or "of no lesson"
+            handed[file.learner].notes.append(f"{file.name}: {what}")
+    for one in handed.values():
+        for number in numbers:
+            _read(one, number)
+    return list(handed.values())
+
+
+def _read(one: Handed, number: str) -> None:
+    """Take a learner's answers to a lesson out of the files."""
+    files = [file for lesson, file in one.files if lesson == number]
+    ids = [exercise.id for exercise in lesson_of(number).exercises]
+    if not files:
+        one.answers[number] = Answers(problems=dict.fromkeys(ids, "not handed in"))
+        return
+    cells: list[Cell] = []
+    notes = []
+    unreadable = True
+    for file in files:
+        try:
+            if file.data is None:
+                raise Unreadable(file.problem)
+            found = read_cells(file.data)
+        except Unreadable as error:
+            notes.append(f"{file.name}: {error}")
+            continue
+        unreadable = False
+        others = {lesson: n for lesson, n in lessons_in(found).items() if lesson != number}
+        if others and number not in lessons_in(found):
+            notes.append(f"{file.name}: it holds answers to lesson {', '.join(others)}, and none to {number}")
+        cells += found
+    answers = take_answers(cells, ids, {id: stub_fingerprint(id) for id in ids})
+    if unreadable:
+        answers = Answers(problems=dict.fromkeys(ids, "unreadable"))
+    answers.notes[:0] = notes
+    if len(files) > 1:
+        answers.notes.insert(0, f"{len(files)} files: {', '.join(file.name for file in files)}")
+    one.answers[number] = answers
+
+
+# ---------------- judging
+
+
+def seed_of(secret: str, learner: str, exercise: str) -> int:
+    """The seed of the inputs that a learner's answer is judged with."""
+    digest = hmac.new(
+        secret.encode(), f"{learner}\0{exercise}".encode("utf-8", "surrogatepass"), hashlib.sha256
+    )
+    return int.from_bytes(digest.digest()[:6], "big")
+
+
+class _Grader:
+    """Judges what is not known yet."""
+
+    def __init__(self, options: Options, course: Course, level: str, say: Callable[[str], None]) -> None:
+        self._options, self._course, self._level, self._say = options, course, level, say
+        self._cache = Cache(options.report / "cache", fresh=options.fresh or options.exercise is not None)
+        self._pristine: dict[str, str] = {}
+        self._nbval = options.nbval and course.nbval and options.exercise is None
+
+    def run(self, handed: Sequence[Handed], old: Mapping[tuple[str, str], Result] | None) -> None:
+        """Fill in the results of all learners."""
+        jobs, whose = [], []
+        for one in handed:
+            for number, answers in one.answers.items():
+                job = self._prepare(one, number, answers, old)
+                if job is not None:
+                    jobs.append(job)
+                    whose.append((one, number))
+        known = sum(len(one.results) for one in handed)
+        total = known + sum(len(job["answers"]) for job in jobs)
+        self._say(f"{total} answers; {total - known} to judge, in {len(jobs)} submissions.")
+        options = self._options
+        answered = cluster.run(jobs, options.jobs, options.scheduler, options.tls)
+        for done, (k, reply, problem) in enumerate(answered, 1):
+            one, number = whose[k]
+            self._take(one, number, jobs[k], reply, problem)
+            if problem or done % 20 == 0 or done == len(jobs):
+                self._say(
+                    f"  {done} of {len(jobs)}"
+                    + (f"; {one.learner.id}, {number}: {problem}" if problem else "")
+                )
+
+    def _prepare(
+        self, one: Handed, number: str, answers: Answers, old: Mapping[tuple[str, str], Result] | None
+    ) -> dict[str, Any] | None:
+        """What is to be judged of one submission; None where all is known."""
+        learner = one.learner.id
+        wanted: dict[str, Any] = {}
+        for exercise in lesson_of(number).exercises:
+            id = exercise.id
+            kept = (
+                old.get((learner, id))
+                if old is not None and self._options.exercise not in (None, id)
+                else None
+            )
+            if id in answers.problems:
+                one.results[id] = _problem(id, answers.problems[id])
+            elif kept is not None:
+                one.results[id] = kept
+            else:
+                entry = self._answer(learner, id, answers)
+                known = self._cache.get(entry["key"])
+                try:
+                    one.results[id] = Result.from_dict(known or {})
+                except (KeyError, TypeError, ValueError):
+                    wanted[id] = entry
+        lesson = self._beside(one, number, answers)
+        if not wanted and lesson is None:
+            return None
+        return {
+            "version": runtime.version(),
+            "level": self._level,
+            "limits": self._options.limits.as_dict(),
+            "answers": wanted,
+            "lesson": lesson,
+            "all_answers": dict(answers.sources),
+        }
+
+    def _answer(self, learner: str, id: str, answers: Answers) -> dict[str, Any]:
+        before = [(other, answers.sources[other]) for other in work.builds_on(id) if other in answers.sources]
+        solutions = [
+            (other, cell) for other in work.builds_on(id) if (cell := solution_cell(other)) is not None
+        ]
+        entry: dict[str, Any] = {
+            "source": answers.sources[id],
+            "seed": seed_of(self._course.secret, learner, id),
+            "before": before,
+            "solution_before": solutions,
+            "modules": given_modules(id),
+        }
+        settings = (self._level, self._options.limits.as_dict())
+        return {**entry, "key": Cache.key(id, entry, exercise_text(id), settings)}
+
+    def _beside(self, one: Handed, number: str, answers: Answers) -> str | None:
+        """The lesson to run under nbval; None where that is known or not wanted."""
+        if not self._nbval or not answers.sources:
+            return None
+        if number not in self._pristine:
+            self._pristine[number] = pristine_lesson(number)
+        lesson = self._pristine[number]
+        known = self._cache.get(self._beside_key(number, answers))
+        if known is not None:
+            one.nbval[number] = Beside(**known)
+            return None
+        return lesson
+
+    def _beside_key(self, number: str, answers: Answers) -> str:
+        return Cache.key(
+            "nbval", number, self._pristine[number], dict(answers.sources), self._level, exercise_text(number)
+        )
+
+    def _take(
+        self, one: Handed, number: str, job: Mapping[str, Any], reply: dict[str, Any] | None, problem: str
+    ) -> None:
+        if reply is None:
+            for id in job["answers"]:
+                one.results[id] = replace(_problem(id, "not graded"), says=problem)
+            return
+        for id, parts in reply["results"].items():
+            one.results[id] = Result.from_dict(parts)
+            self._cache.put(job["answers"][id]["key"], parts)
+        if reply["nbval"] is not None:
+            one.nbval[number] = Beside(**reply["nbval"])
+            if one.nbval[number].ran:
+                self._cache.put(self._beside_key(number, one.answers[number]), reply["nbval"])
+
+
+def _problem(id: str, status: str) -> Result:
+    """The result of an exercise that has nothing to judge."""
+    words = {
+        "missing": "there is no cell that answers it",
+        "duplicate": "several different cells answer it, so none was taken",
+        "not filled in": "it is still the stub",
+        "not handed in": "no notebook of this lesson was handed in",
+        "unreadable": "the file could not be read",
+        "too long": "the cell is too long to be an answer",
+        "not graded": "the grader failed; run it again",
+    }
+    groups = {name: (0, points) for name, points in points_of(exercise_of(id)).items()}
+    says = words[status]
+    return Result(id, "error" if status == "too long" else status, groups, says, says)
+
+
+def given_modules(id: str) -> list[str]:
+    """Modules that the lesson's own cell imports before anybody has filled it in."""
+    stub = stub_cell(id)
+    try:
+        return sorted(set(runtime.imports_of(stub or "")))
+    except SyntaxError:
+        return []
+
+
+def pristine_lesson(number: str) -> str:
+    """The lesson's notebook as it is made from its source; where there is no source, as it lies in ``lessons/``."""
+    source = solution_file(number)
+    if source.exists():
+        try:
+            return notebook_files.to_bytes(to_lesson(read(source))).decode()
+        except LessonError as error:
+            raise ValueError(f"lesson {number} can not be made: {error}") from None
+    return lesson_file(number).read_text(encoding="utf-8")
+
+
+def _similar(handed: Sequence[Handed], number: str) -> list[Pair]:
+    pairs = []
+    for exercise in lesson_of(number).exercises:
+        sources = {
+            one.learner.id: one.answers[number].sources[exercise.id]
+            for one in handed
+            if exercise.id in one.answers[number].sources
+        }
+        common = [cell for cell in (stub_cell(exercise.id), solution_cell(exercise.id)) if cell]
+        pairs += alike(exercise.id, sources, common)
+    return pairs
+
+
+def _say_changes(
+    old: Mapping[tuple[str, str], Result] | None, report: Report, say: Callable[[str], None]
+) -> None:
+    """Whose points are not what they were in the last report."""
+    changes = []
+    for row in report.rows:
+        for id, result in row.results.items():
+            before = (old or {}).get((row.learner.id, id))
+            if before is not None and before.points != result.points:
+                changes.append(
+                    f"  {row.learner.id} {id}: {before.points} -> {result.points} ({result.status})"
+                )
+    if old is not None:
+        say("\n".join(["Points that changed:", *changes]) if changes else "No points changed.")
+
+
+__all__ = ["Options", "grade", "pristine_lesson", "seed_of"]

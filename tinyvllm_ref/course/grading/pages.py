@@ -1,0 +1,104 @@
+"""The report as pages: one for the class, and one for each learner and lesson."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from ..reports import prose
+from .results import STATUSES
+from .tables import safe_name
+
+if TYPE_CHECKING:
+    from ..exercise import Lesson
+    from .report import Report, Row
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["prose"] = prose
+    environment.filters["number"] = lambda value: f"{value:g}"
+    environment.globals["statuses"] = STATUSES
+    return environment
+
+
+def _render(template: str, **values: Any) -> str:
+    text = _environment().get_template(template).render(**values)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def class_page(report: Report) -> str:
+    """All learners, with filters; the mistakes of the class; what to look at."""
+    counts = dict.fromkeys(STATUSES, 0)
+    for row in report.rows:
+        for result in row.results.values():
+            counts[result.status] += 1
+    return _render(
+        "class.html.jinja",
+        report=report,
+        safe_name=safe_name,
+        counts={status: count for status, count in counts.items() if count},
+        most=max((len(one.learners) for one in report.mistakes), default=1),
+        percent=_percent_passed(report),
+        attention=_attention(report),
+    )
+
+
+def _percent_passed(report: Report) -> dict[str, float]:
+    """Exercise -> share of the class that passed it."""
+    whole = max(1, len(report.rows))
+    return {
+        exercise.id: 100 * sum(row.results[exercise.id].passed for row in report.rows) / whole
+        for exercise in report.exercises
+    }
+
+
+def _attention(report: Report) -> list[tuple[str, str]]:
+    """(learner, what) that a person should look at."""
+    found = [("", text) for text in _unknown_times(report)]
+    for row in report.rows:
+        who = row.learner.id
+        if not row.in_roster:
+            found.append((who, "is not in the roster"))
+        found += [(who, note) for note in row.notes]
+        for number, score in row.scores.items():
+            found += [(who, f"lesson {number}: {note}") for note in score.notes]
+            found += [(who, text) for text in score.disagreements]
+            if score.nbval not in ("", "not run"):
+                found.append((who, f"lesson {number}: nbval did not finish: {score.nbval}"))
+        for id, result in row.results.items():
+            if result.status in ("stopped", "not graded"):
+                found.append((who, f"{id}: {result.says}"))
+    return found
+
+
+def _unknown_times(report: Report) -> list[str]:
+    """Lessons with a due time, and how many notebooks of theirs have no known time."""
+    texts = []
+    for lesson in report.lessons:
+        late = [row for row in report.rows if row.scores[lesson.number].time_unknown]
+        if late:
+            what = "notebook" if len(late) == 1 else "notebooks"
+            texts.append(
+                f"lesson {lesson.number}: when {len(late)} {what} came in is not known; they count as in time"
+            )
+    return texts
+
+
+def feedback_page(report: Report, row: Row, lesson: Lesson) -> str:
+    """One learner's lesson, without anything of the hidden inputs."""
+    return _render(
+        "feedback.html.jinja", report=report, row=row, lesson=lesson, score=row.scores[lesson.number]
+    )
