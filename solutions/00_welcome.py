@@ -9,7 +9,8 @@
 # %% [markdown]
 # # 00 · Welcome
 #
-# Run the cell below (**Shift + Enter**). It writes a story.
+# Run the cell below (**Shift + Enter**). It writes a story. The first time that takes some 20 seconds, in which nothing is
+# shown: the engine's kernels are compiled, and kept.
 
 # %% tags=["nbval-ignore-output"]
 import textwrap
@@ -32,8 +33,8 @@ print(textwrap.fill(story.prompt + story.outputs[0].text, 100))
 # You need to read Python with NumPy. You need no GPU, and no knowledge of CUDA or of language models.
 #
 # **At the end of this lesson you have** two CUDA kernels of your own and a launch that fits any array, and you know your
-# way around the course. **About 30 minutes** · builds on nothing. **Your first kernel is three minutes away**; the map
-# comes after it.
+# way around the course. **About 30 minutes** · builds on nothing. **Your first kernel is some five minutes
+# away**; the map comes after it.
 #
 # > **Fast track.** You write CUDA already? Fill in the three exercises (four lines in all) and read
 # > [How this course works](#How-this-course-works).
@@ -118,13 +119,16 @@ check("00.1", twice)
 # | `progress()` | Draws the map of the course and marks where you are. |
 # | `reset("00.1")` | Begins an exercise again, `reset("00")` a lesson. Nothing you wrote is deleted. |
 #
+# A check that fails stops **Run All** there: the cells below it have not run. So go on cell by cell (Shift + Enter), or run
+# the cells that you need once the check has passed.
+#
 # What you pass is kept in the folder `my_engine/`, as plain files. You can close the notebook at any time and go on later:
 # run the cells at the top again. You can also begin anywhere; parts that you have not made come from the reference.
 #
-# Try it: a hint for the next exercise.
+# Try it: the first hint for the exercise above. After a check that failed it names the launch that went wrong.
 
 # %% tags=["nbval-ignore-output"]
-hint("00.2")
+hint("00.1")
 
 # %% [markdown]
 # ## What runs your kernels here

@@ -12,7 +12,7 @@
 # **At the end you have** `read_safetensors`: it opens the weights of any Llama, a gigabyte or sixteen, in less than a
 # millisecond (`benchmarks/safetensors_open.md`) and without copying a byte. From now on the engine reads its model through your function.
 #
-# **About 55 minutes** · builds on 00 (threads, blocks, the guard)
+# **About 70 minutes** · builds on 00 (threads, blocks, the guard)
 #
 # **In vLLM** the same files are read with the `safetensors` library (`safe_open` in
 # `vllm/model_executor/model_loader/weight_utils.py`). Yours does what that library does, in twenty lines.
@@ -120,7 +120,7 @@ print(f"{len(views)} tensors, {total // 2:,} parameters, {total:,} bytes")
 # %% [markdown]
 # Read the names aloud, and you have the plan of the whole machine: a table of embeddings; in each layer two norms,
 # attention (`q_proj`, `k_proj`, `v_proj`, `o_proj`) and a feed-forward block (`gate_proj`, `up_proj`, `down_proj`); one
-# last norm. Each is a lesson.
+# last norm. For now these are names and nothing more: lessons 05 to 13 say what each of them does.
 #
 # ## A map instead of a copy
 #
@@ -176,8 +176,8 @@ def read_safetensors(path):
 check("01.2", read_safetensors)
 
 # %% [markdown]
-# The file as a strip of bytes, drawn from where *your* windows lie in the map; under it, its beginning magnified. The
-# header is a sliver. Where are most of the bytes?
+# The file as a strip of bytes, drawn from where *your* windows lie in the map; under it, its beginning magnified. Names are
+# cut short: `0.up_proj` is that of layer 0. The header is a sliver. Where are most of the bytes?
 
 # %% tags=["nbval-ignore-output"]
 show("01.2")
@@ -187,7 +187,8 @@ show("01.2")
 #
 # Now a kernel reads the file. All its bytes are uploaded as they are, as an array of `unsigned char`; the kernel gets
 # `start` (where the tensors begin) and `begin` (the first of the tensor's two offsets), and writes its `n` numbers as
-# `float`.
+# `float`. `long long` is an integer of 64 bits: an `int` ends at 2,147,483,647, and files do not. For the same reason
+# one writes `2 * (size_t)i` where a product may become large: `(size_t)i` makes `i` 64 bits wide before it is doubled.
 #
 # A BF16 number has two bytes. They are the **upper half of a float32**: put 16 zero bits under them, and read the 32
 # bits as a float. (Lesson 02 shows why; take it as a rule for now.) By hand, the second number of `embedding` above: its
@@ -195,7 +196,8 @@ show("01.2")
 #
 # Three tools of C++: `a | b << 8` puts the byte `b` above the byte `a`; `u << 16` moves bits up by 16; and
 # `__uint_as_float(u)` reads the bits of an unsigned integer as a float. Read byte by byte: a tensor may begin at an odd
-# address, and there a GPU refuses to load two bytes at once.
+# address, and there a GPU refuses to load two bytes at once. The address of byte `k` of the file is `file + k`, and `at[0]`
+# and `at[1]` are the bytes at an address `at` and behind it.
 
 # %%
 # Exercise 01.3 - a tensor on the device
@@ -218,15 +220,18 @@ extern "C" __global__ void widen(const unsigned char* file, long long start, lon
 check("01.3", widen)
 
 # %% [markdown]
-# (`(size_t)i` makes the index 64 bits wide before it is doubled: an `int` ends at 2,147,483,647, and files do not.)
+# What does your kernel ask of the memory? Two words for the table that comes: a GPU runs the threads of a block in groups
+# of 32, called **warps**, and what a warp asks for at once is one *access*. Memory answers in pieces of 32 bytes, called
+# **sectors**. (Shared memory, bank conflicts and barriers are of lessons 04 and 06; this kernel has none.)
 
 # %% tags=["nbval-ignore-output"]
 measure("01.3")
 
 # %% [markdown]
-# Memory delivers 32 bytes at a time, a *sector*. Reading byte by byte touches each sector of the file twice, once for
-# the lower bytes and once for the upper ones; that is the part which was not needed. Lesson 05 is about this, and loads
-# 16 bytes at once where the address allows it.
+# In the emulation, for 8,192 numbers: the file's part has 16,384 bytes, that is 512 sectors, and the result 32,768 bytes,
+# 1,024 sectors. So 1,536 would do. But the kernel reads byte by byte, first the lower byte of each number and then the
+# upper one, and each of the two touches all 512 sectors: $2 \times 512 + 1{,}024 = 2{,}048$. Lesson 05 is about this, and
+# loads 16 bytes at once where the address allows it.
 
 # %% [markdown]
 # ## A file from a stranger
@@ -238,7 +243,7 @@ measure("01.3")
 # | word, if broken | the rule |
 # |---|---|
 # | `"length"` | the header has at most 100,000,000 bytes, and all of them are there (as are the 8 of the length) |
-# | `"json"` | the header is JSON |
+# | `"json"` | the header is JSON, in UTF-8 |
 # | `"dtype"` | each dtype is a known one |
 # | `"size"` | the bytes of a tensor are as many as its dtype and shape say |
 # | `"overlap"` | no byte belongs to two tensors |
@@ -250,7 +255,8 @@ measure("01.3")
 # %%
 for letter, content in six_broken_files().items():
     length = int.from_bytes(content[:8], "little")
-    text = content[8:248].decode().replace('},"', '},\n     "')
+    header = content[8 : 8 + length] if 8 + length <= len(content) else content[8:248]
+    text = header.decode().replace('},"', '},\n     "')
     print(f"file {letter}: {len(content)} bytes, length {length:,}, header:\n    {text}\n")
 
 # %% [markdown]
@@ -258,7 +264,8 @@ for letter, content in six_broken_files().items():
 #
 # Write the inspector: the bytes of a file -> the word from the table, or `"ok"`. The files of the check have one fault
 # at most. It gives you these six and others, in which the header names the tensors in another order than their bytes
-# come.
+# come; a report shows what is in the file that went wrong. An answer cell stands alone: the table `BYTES` is in it, and
+# `read_header` from 01.1 is not known there. (It would not say which rule was broken, either.)
 
 # %%
 # Exercise 01.4 - name the fault
@@ -392,7 +399,7 @@ print(f"the embedding table: {sizes['model.embed_tokens.weight'] / total:.0%} of
 # %% [markdown]
 # ## Your part in the engine
 #
-# The engine opens its model with your function, writes a story, and does it again with three mistakes of this lesson.
+# The engine opens its model with your function, writes a story, and does it again with two mistakes of this lesson.
 # One of them is not stopped by anything: the engine runs, at full speed, on the header's text and on weights that are all
 # shifted by some kilobytes.
 

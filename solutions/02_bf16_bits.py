@@ -12,7 +12,7 @@
 # **At the end you have** `bf16_to_float` and `float_to_bf16`, twice: in NumPy for the host, and as device functions
 # that are pasted in front of every kernel you will write.
 #
-# **About 50 minutes** · builds on 00 (threads and guards) and 01 (the file's bytes)
+# **About 60 minutes** · builds on 00 (threads and guards) and 01 (the file's bytes)
 #
 # **In vLLM** weights and activations are `torch.bfloat16`, and kernels convert with NVIDIA's `__float2bfloat16`
 # (`csrc/attention/dtype_bfloat16.cuh`), one instruction on cards since the A100's generation. You do it by integers: the
@@ -126,7 +126,8 @@ display_figure(number_spacing(low=1e-6, high=1e6))
 # under it. No table, no cases: zeros, subnormals, infinities and NaNs all come out right, and nothing is rounded.
 #
 # NumPy has no bfloat16, and so the course keeps the bits in `uint16`. Two methods matter here: `astype` converts
-# *values* (16,256 becomes 16,256.0), `view` keeps the *bits* and reads them as another type.
+# *values* (16,256 becomes 16,256.0), `view` keeps the *bits* and reads them as another type: of the same size, or else two
+# numbers of 16 bits become one of 32. And NumPy keeps the dtype when it shifts: what is moved out of 16 bits is gone.
 
 # %%
 # Exercise 02.2 - from 16 bits to 32
@@ -204,7 +205,7 @@ for x in (1.0, 1 + 5 / 256, 3.14159265, 0.1):
 
 # %%
 # Exercise 02.3 - six numbers by hand
-# BEGIN SOLUTION (8 lines): a dict of six patterns, such as {"tie_low": 0x3F80, ...}
+# BEGIN SOLUTION (8 lines): a dict of six patterns: {"tie_low": 0x____, ...}
 rounded = {
     "tie_low": 0x3F80,
     "tie_high": 0x3F82,
@@ -220,9 +221,9 @@ rounded = {
 check("02.3", rounded)
 
 # %% [markdown]
-# ## One addition that rounds
+# ## 02.4 · Round to nearest even
 #
-# Comparing distances for every number is slow. Look at the lower half as an integer $r$ from 0 to `0xFFFF`, and at the
+# Now all float32 numbers, and as fast as NumPy can: three lines, and no loop. Comparing distances for every number is slow. Look at the lower half as an integer $r$ from 0 to `0xFFFF`, and at the
 # last bit that stays, $b$ (bit 16 of the float32). The pattern must go up by one
 #
 # - if $r > $ `0x8000`, or
@@ -243,10 +244,8 @@ check("02.3", rounded)
 # So NaNs are set apart. They are the patterns above `0x7F800000`, *once the sign is masked off*. Cut them, and set one
 # of the fraction bits that stay (`0x40` is the usual one), in case all the ones were in the half that goes.
 #
-# (You may have read that a *signed* shift is a trap here. It fills with copies of the sign from above, but the cast to
-# 16 bits drops them again: no pattern comes out differently.)
-#
-# ## 02.4 · Round to nearest even
+# Your function gets float32 of any shape and gives back patterns, `uint16` of the same shape. In Python `+` comes before
+# `>>`, and `>>` before `&`: `(bits >> 16 & 1)` is the last bit that stays, and needs its brackets in a sum.
 
 # %%
 # Exercise 02.4 - round to nearest even
@@ -265,7 +264,8 @@ def float_to_bf16(x):
 check("02.4", float_to_bf16)
 
 # %% [markdown]
-# Your function between 1 and $1 + 5/128$, beside cutting off. Find the ties, and see which way each went.
+# Your function between 1 and $1 + 5/128$, beside cutting off. The dots are the ties: see which way each went, up by half a
+# step or down.
 
 # %% tags=["nbval-ignore-output"]
 show("02.4")
@@ -274,13 +274,15 @@ show("02.4")
 # ## 02.5 · BF16 for every kernel to come
 #
 # The same two functions in CUDA C++, for one number each. Every kernel from lesson 05 on reads its weights with the one
-# and stores its results with the other; between the two, all arithmetic is float32. Three things are new.
+# and stores its results with the other; between the two, all arithmetic is float32. Four things are new.
 #
 # - `typedef unsigned short bf16;` only gives `unsigned short` (16 bits) another name. The compiler knows nothing of the
 #   format, and `bits * 2` would be integer arithmetic on a pattern.
 # - `__float_as_uint(x)` and `__uint_as_float(u)` are C++'s `view`: the same bits, another type, no instruction at all.
 #   A cast, `(float)u`, is C++'s `astype`.
 # - C++ widens a 16-bit number to 32 bits *before* it shifts; NumPy does not.
+# - In C++, and not in Python, comparisons come before `&`: `bits & m > x` is `bits & (m > x)`. Write `(bits & m) > x`.
+#   (Constants get a `u`, as in `0x7FFFu`, so that everything stays unsigned.)
 #
 # `__device__` marks a function that kernels call, and `__forceinline__` asks the compiler to put its body at the place
 # of the call. The answer is a string. The two kernels that test it, one thread a number, come from the check.
@@ -326,9 +328,13 @@ measure("02.5")
 # ## Your part in the engine
 #
 # The engine writes a story with your functions in front of all its kernels. Then a dial is turned: weights,
-# activations, and what attention remembers of earlier tokens, keep 7, 5, 3 and at last 2 bits of fraction. Watch the
-# error of the logits, and how long the text holds. Below are two mistakes of this lesson. (The first time takes some
-# seconds: every kernel is compiled anew for each setting.)
+# activations, and what attention remembers of earlier tokens, keep 7, 5, 3 and at last 2 bits of fraction. (3 and 2 are
+# what the 8-bit formats E4M3 and E5M2 have. The names count bits: 4 of exponent and 3 of fraction, 5 and 2.)
+#
+# Watch the error of the logits: it grows with every bit that goes. How long the *text* holds is chance as well. A token
+# changes where two were nearly equally probable, and from there on it is another story; a coarser setting may agree for
+# longer by luck. Below are two mistakes of this lesson. (The first time takes some seconds: every kernel is compiled anew
+# for each setting.)
 
 # %% tags=["nbval-ignore-output"]
 show_engine("02")

@@ -101,7 +101,15 @@ def _header_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def _run_header(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    header, start = answer(memoryview(inputs["file"].tobytes()))
+    from tinyvllm_ref.course.lab import WrongAnswerType
+
+    returned = answer(memoryview(inputs["file"].tobytes()))
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        what = type(returned).__name__
+        raise WrongAnswerType(
+            f"read_header gave back {what}; it must give back two things: return header, start"
+        )
+    header, start = returned
     return {"header": header, "start": start}
 
 
@@ -160,6 +168,40 @@ return header, ____""",
             "Your length has how many digits? Which end of the eight bytes holds the large ones?",
         ),
         Mistake(
+            "a window given to json.loads",
+            _header_answer(text="data[8 : 8 + length]"),
+            "A slice of a memoryview is another memoryview: a window, and no bytes of its own. json.loads wants bytes, so "
+            "copy these few: bytes(...).",
+            "What is the type of data[8:20], if data is a memoryview?",
+        ),
+        Mistake(
+            "the header cut off eight bytes early",
+            _header_answer(text="bytes(data[8:length])"),
+            "A slice names where it begins and where it ends, both counted from the start of the file. The header begins at "
+            "byte 8, so it ends at byte 8 + length.",
+            "How many bytes are in data[8:20]?",
+        ),
+        Mistake(
+            "__metadata__ taken for granted",
+            _header_answer(pop='del header["__metadata__"]'),
+            "A file need not have __metadata__, and `del` and `pop` with one argument raise KeyError where the key is "
+            "missing. pop takes a second argument: what to give back in that case.",
+            "Does the header of this file have a __metadata__?",
+            variants=(_header_answer(pop='header.pop("__metadata__")'),),
+        ),
+        Mistake(
+            "header and start exchanged",
+            _header_answer().replace("return header, 8 + length", "return 8 + length, header"),
+            "Whoever calls it writes header, start = read_header(data): the first of the two is the header.",
+            "In which order does the exercise ask for the two?",
+        ),
+        Mistake(
+            "the start left out of what is given back",
+            _header_answer().replace("return header, 8 + length", "return header"),
+            "Whoever reads the tensors must know where they begin, too: return header, start.",
+            "How many values does the exercise ask for?",
+        ),
+        Mistake(
             "__metadata__ kept as a tensor",
             _header_answer(pop="pass"),
             "__metadata__ holds free text about the file. It has no dtype, shape or offsets, and whoever walks over the "
@@ -216,6 +258,8 @@ def _run_read(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 
     import numpy as np
 
+    from tinyvllm_ref.course.lab import WrongAnswerType
+
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.safetensors")
         inputs["file"].tofile(path)
@@ -227,18 +271,23 @@ def _run_read(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
         peak = tracemalloc.get_traced_memory()[1] - before
         if not already:
             tracemalloc.stop()
-    tensors = {}
+    if not isinstance(views, dict):
+        what = type(views).__name__
+        raise WrongAnswerType(f"read_safetensors gave back {what}; it must be a dict: name -> Tensor")
+    tensors, types = {}, {}
     for name, view in views.items():
-        data = view.data
+        if not all(hasattr(view, field) for field in ("dtype", "shape", "data")):
+            what = type(view).__name__
+            raise WrongAnswerType(f"the entry {name!r} is a {what}; it must be a Tensor(dtype, shape, data)")
+        types[name] = {"shape": type(view.shape).__name__, "data": type(view.data).__name__}
         tensors[name] = {
             "dtype": view.dtype,
             "shape": view.shape if isinstance(view.shape, (list, tuple)) else str(view.shape),
-            "shape is a": type(view.shape).__name__,
-            "data is a": type(data).__name__,
-            "bytes": np.array(bytearray(data), np.uint8),
+            "bytes": np.array(bytearray(view.data), np.uint8),
         }
     return {
         "tensors": tensors,
+        "types": types,
         "file in memory": len(inputs["file"]) > 1 << 20 and peak > len(inputs["file"]) // 2,
     }
 
@@ -249,8 +298,6 @@ def _expect_read(inputs: Mapping[str, Any]) -> dict[str, Any]:
             name: {
                 "dtype": tensor["dtype"],
                 "shape": list(tensor["shape"]),
-                "shape is a": "tuple",
-                "data is a": "memoryview",
                 "bytes": np.frombuffer(bytes(tensor["data"]), np.uint8),
             }
             for name, tensor in _by_library(inputs["file"].tobytes())
@@ -258,7 +305,17 @@ def _expect_read(inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_WANTED_TYPES = {"shape": "tuple", "data": "memoryview"}
+
+
 def _no_copy(inputs: Mapping[str, Any], outputs: dict[str, Any], observed: Any) -> str | None:
+    for name, types in outputs["types"].items():
+        for field, wanted in _WANTED_TYPES.items():
+            if types[field] != wanted:
+                return (
+                    f"Every tensor is right, but for a type: the {field} of {name!r} is a {types[field]}; it must "
+                    f"be a {wanted}"
+                )
     if not outputs["file in memory"]:
         return None
     return (
@@ -302,7 +359,7 @@ _READ = Exercise(
     cases=_read_cases,
     run=_run_read,
     expected=_expect_read,
-    verify=_no_copy,
+    verify=_no_copy,  # types as well: what they hold is right
     points={"small": 1, "awkward": 2},
     builds_on=("01.1",),
     makes={"read_safetensors": "read_safetensors"},
@@ -336,6 +393,35 @@ return tensors""",
             "The second number is where the tensor ends, not how long it is. For the first tensor, which begins at 0, both "
             "are the same; for all others the view is too long.",
             "The second tensor has data_offsets [12, 24]. How many bytes is it?",
+        ),
+        Mistake(
+            "the length's eight bytes counted twice",
+            _read_answer(data="mapped[8 + start + begin : 8 + start + end]"),
+            "read_header gives the byte of the *file* at which the tensors begin: 8 plus the header's length. The eight are "
+            "in it already.",
+            "The header of the small file takes bytes 8 to 247. What is start?",
+        ),
+        Mistake(
+            "the byte at the end taken as well",
+            _read_answer(data="mapped[start + begin : start + end + 1]"),
+            "[begin, end) goes up to and not including end, just as Python's slices do. There is nothing to add.",
+            "How many bytes are [0, 12), and how many do you take?",
+        ),
+        Mistake(
+            "no Tensor around the three",
+            _read_answer().replace(
+                'Tensor(entry["dtype"], tuple(entry["shape"]), mapped[start + begin : start + end])',
+                '(entry["dtype"], tuple(entry["shape"]), mapped[start + begin : start + end])',
+            ),
+            "The engine asks a tensor for its .dtype, its .shape and its .data. A plain tuple or dict has no such names, and a "
+            "Tensor has: the class at the top of the cell is there for that.",
+            "What does the class at the top of the cell give names to?",
+            variants=(
+                _read_answer().replace(
+                    'Tensor(entry["dtype"], tuple(entry["shape"]), mapped[start + begin : start + end])',
+                    "entry",
+                ),
+            ),
         ),
         Mistake(
             "the whole file read into memory",
@@ -391,7 +477,7 @@ def _widen_cases(rng: np.random.Generator) -> list[Case]:
             _entries([first, second]), rng.bytes(before) + numbers.tobytes(), multiple=multiple
         )
         start = len(content) - before - 2 * n
-        label = f"{n:,} numbers from byte {start + before:,} of the file"
+        label = f"{n:,} number{'s' if n > 1 else ''} from byte {start + before:,} of the file"
         return Case(label, {"file": _array(content), "start": start, "begin": before, "n": n}, group)
 
     return [
@@ -449,7 +535,8 @@ _WIDEN = Exercise(
     expected=_expect_widen,
     points={"small": 1, "awkward": 1, "clean": 1},
     hints=Hints(
-        question="Take {case}. At which byte of the file does element 1 begin? And which of its two bytes holds the sign?",
+        question="Take {case}. At which byte does the last of them begin? And which of the two bytes there holds the "
+        "sign?",
         rule="Element i begins at byte start + begin + 2i. Its two bytes, lowest first, make 16 bits: at[0] + 256 x at[1], "
         "written with | and <<. These are the upper 16 bits of a float: shift them up by 16, and read the 32 bits as a "
         "float with __uint_as_float.\n\nBy hand: the bytes 20 40 are 0x4020; shifted up, 0x40200000, which is 2.5.",
@@ -466,6 +553,19 @@ _WIDEN = Exercise(
             "begin counts from the first byte after the header, and the array holds the whole file: the kernel reads the "
             "header's text as numbers. Add start.",
             "What lies at byte 0 of the uploaded file?",
+        ),
+        Mistake(
+            "the tensor's own offset left out",
+            _widen_answer(at="file + start + 2 * (size_t)i"),
+            "At start the first tensor begins. This one begins `begin` bytes after that, and in the first case the two happen "
+            "to be the same.",
+            "Which tensor lies at byte `start` of this file?",
+        ),
+        Mistake(
+            "the length's eight bytes counted twice",
+            _widen_answer(at="file + 8 + start + begin + 2 * (size_t)i"),
+            "start is the byte of the *file* at which the tensors begin, with the eight bytes of the length in it.",
+            "At which byte does the tensor begin, by the case's own words, and at which do you begin?",
         ),
         Mistake(
             "offset taken in elements",
@@ -487,6 +587,7 @@ _WIDEN = Exercise(
             _widen_answer(bits="unsigned bits = at[1] | (unsigned)at[0] << 8;"),
             "The file is little endian, the numbers as well as the length: the first of the two bytes is the lower one.",
             "1.0 in BF16 is 0x3F80. In which order do its bytes lie in the file?",
+            variants=(_widen_answer(bits="unsigned bits = at[1] + 256 * at[0];"),),
         ),
         Mistake(
             "two bytes loaded at once, at an odd address",
@@ -494,6 +595,19 @@ _WIDEN = Exercise(
             "A GPU can load two bytes at once only from an even address. The format does not promise one: a tensor may follow "
             "one with an odd number of bytes.",
             "Is the address of this tensor even, in every case?",
+            variants=(
+                _widen_answer(
+                    at="file + start + begin", bits="unsigned bits = ((const unsigned short*)at)[i];"
+                ),
+            ),
+        ),
+        Mistake(
+            "only the lower of the two bytes",
+            _widen_answer(bits="unsigned char bits = at[0] | at[1] << 8;"),
+            "Of the 16 bits only the lower eight arrive, so sign and exponent are gone. An unsigned char has room for no more "
+            "than eight; unsigned has 32. And at[0] alone is half of the number.",
+            "How many bits has the variable that you put the two bytes into?",
+            variants=(_widen_answer(bits="unsigned bits = at[0];"),),
         ),
         Mistake(
             "read as float16",
@@ -511,6 +625,35 @@ _WIDEN = Exercise(
             "A cast converts a value: the pattern 0x3F80 becomes 16,256.0. The same bits are to be read as a float, by "
             "__uint_as_float.",
             "Your first result is a whole number. Where does it come from?",
+            variants=(_widen_answer(store="out[i] = bits;"),),
+        ),
+        Mistake(
+            "shifted, then converted",
+            _widen_answer(store="out[i] = (float)(bits << 16);"),
+            "The 32 bits are right. The cast then turns the integer that they are into a float of the same *value*, and "
+            "0x3F800000 becomes 1,065,353,216. __uint_as_float reads the bits as they are.",
+            "Your results are huge. Which integer has the bits of 1.0f?",
+            variants=(_widen_answer(store="out[i] = bits << 16;"),),
+        ),
+        Mistake(
+            "moved by eight bits",
+            _widen_answer(store="out[i] = __uint_as_float(bits << 8);"),
+            "Two bytes are 16 bits, and they must come to the top of 32: shift by 16. (8 is for putting the second byte above "
+            "the first.)",
+            "How many bits lie above the sign of your number, and how many should?",
+        ),
+        Mistake(
+            "four bytes read as a float",
+            _widen_answer(bits="", store="out[i] = *(const float*)at;"),
+            "A float* reads four bytes, from an address that is a multiple of 4. A BF16 has two, anywhere in the file.",
+            "How many bytes of the file belong to one number?",
+        ),
+        Mistake(
+            "put into the lower half",
+            _widen_answer(store="out[i] = __uint_as_float(bits);"),
+            "The 16 bits are the *upper* half of a float. In the lower one they are the end of a fraction, and such a number "
+            "is next to nothing.",
+            "Your results are tiny. Where in the 32 bits of a float are its sign and its exponent?",
         ),
         Mistake(
             "no bounds guard",
@@ -547,6 +690,10 @@ def _broken(kind: str, rng: np.random.Generator) -> bytes:
     elif kind == "hole":
         header["norm"]["data_offsets"] = [offset + 3 for offset in header["norm"]["data_offsets"]]
         data = data[:-3] + bytes(6)
+    elif kind == "hole in front":
+        for entry in header.values():
+            entry["data_offsets"] = [offset + 4 for offset in entry["data_offsets"]]
+        data = bytes(4) + data
     elif kind == "trailing":
         data += b"\0"
     elif kind == "truncated":
@@ -555,17 +702,41 @@ def _broken(kind: str, rng: np.random.Generator) -> bytes:
         header["mask"]["shape"] = [header["mask"]["shape"][0] + 1]
     elif kind == "dtype":
         header["embed"]["dtype"] = "bfloat16"
-    length = 10_000_000 if kind == "past the end" else None
-    return _file_bytes(_shuffled(header, rng), data, length=length)
+    header = _shuffled(header, rng)
+    if kind == "latin-1":
+        header = json.dumps(header, ensure_ascii=False).encode("latin-1")
+    content = _file_bytes(header, data, length=10_000_000 if kind == "past the end" else None)
+    if kind == "header cut off":
+        content = content[: 8 + int.from_bytes(content[:8], "little") - 3]
+    return content
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    """What a person who looks at a file sees; it stands in the report, and no answer gets it."""
+    length = int.from_bytes(content[:8], "little")
+    shown: dict[str, Any] = {"bytes of the file": len(content), "length in the first 8": length}
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except ValueError:
+        return {**shown, "header begins": str(content[8:36])[:60]}
+    tensors = {
+        f"tensor {name}": f"{entry['dtype']} {entry['shape']} at {entry['data_offsets']}"
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    return {**shown, "bytes after the header": len(content) - 8 - length, **tensors}
 
 
 def _fault_cases(rng: np.random.Generator) -> list[Case]:
     def case(label: str, content: bytes, group: str) -> Case:
-        return Case(label, {"file": _array(content)}, group)
+        return Case(label, {"file": _array(content), **_described(content)}, group)
 
     small = [case("three_tensors", (_SMALL / "three_tensors.safetensors").read_bytes(), "small")]
     small += [case(f"file {letter}", content, "small") for letter, content in six_broken_files().items()]
-    kinds = ("overlap", "hole", "trailing", "truncated", "shape", "dtype", "past the end")
+    kinds = (
+        *("overlap", "hole", "trailing", "truncated", "shape", "dtype", "past the end"),
+        *("hole in front", "latin-1", "header cut off"),
+    )
     awkward = [
         case(f"random file {k}", _broken(kind, rng), "awkward") for k, kind in enumerate(("none", *kinds), 1)
     ]
@@ -601,6 +772,7 @@ def _expect_fault(inputs: Mapping[str, Any]) -> dict[str, Any]:
         "header claims": "length",
         "takes 8": "length",
         "not valid JSON": "json",
+        "not valid UTF-8": "json",
         "unknown dtype": "dtype",
         "data_offsets give it": "size",
         "overlap": "overlap",
@@ -621,6 +793,11 @@ def _fault_answer(
     item: str = "BYTES[entry['dtype']]",
     overlap: str = "begin < position",
     last: str = "position < len(data) - 8 - length",
+    first: str = "0",
+    dtype: str = "entry['dtype'] not in BYTES",
+    caught: str = "ValueError",
+    pop: str = 'header.pop("__metadata__", None)',
+    overlap_is: str = "overlap",
 ) -> str:
     return f"""import json
 import math
@@ -634,18 +811,18 @@ def fault_in(data):
         return "length"
     try:
         header = json.loads(data[8 : 8 + length])
-    except ValueError:
+    except {caught}:
         return "json"
-    header.pop("__metadata__", None)
-    position = 0
+    {pop}
+    position = {first}
     for entry in {order}:
         begin, end = entry["data_offsets"]
-        if entry["dtype"] not in BYTES:
+        if {dtype}:
             return "dtype"
         if {elements} * {item} != end - begin:
             return "size"
         if {overlap}:
-            return "overlap"
+            return "{overlap_is}"
         if begin > position:
             return "hole"
         position = end
@@ -666,8 +843,8 @@ _FAULTS = Exercise(
     expected=_expect_fault,
     points={"small": 2, "awkward": 2},
     hints=Hints(
-        question="Take {case}. Print its length and its header, and the number of bytes after it. Which rule of the list is "
-        "the first that does not hold?",
+        question="Take {case}: the report shows what is in its header. Write the tensors down in the order of their bytes. "
+        "Which rule of the list is the first that does not hold?",
         rule="Go through the rules from the front of the file to its end. The length, before anything is sliced. The JSON. "
         "Then the tensors *in the order of their bytes* (sort by data_offsets; the header may name them in any order), with "
         "a position that starts at 0: a tensor must begin exactly there. Before it is an overlap, behind it a hole. At the "
@@ -702,11 +879,57 @@ return "truncated" if position > rest else ____""",
             "Where does the last tensor end, and where the file?",
         ),
         Mistake(
+            "the eight bytes of the length not counted",
+            _fault_answer(length="len(data) < 8 or length > 100_000_000 or length > len(data)"),
+            "The header begins at byte 8, so it ends at byte 8 + length. That must not be behind the end of the file.",
+            "Of a file of 100 bytes, how many are left for the header?",
+        ),
+        Mistake(
             "a header past the end of the file not noticed",
             _fault_answer(length="len(data) < 8 or length > 100_000_000"),
             "Slicing past the end gives fewer bytes and no error, and the fault then looks like bad JSON. Compare the length "
             "with the size of the file first.",
             "How long is the slice that you get, and how long should it be?",
+        ),
+        Mistake(
+            "text that is not UTF-8 not caught",
+            _fault_answer(caught="json.JSONDecodeError"),
+            "Bytes are decoded before they are parsed, and bytes that are no UTF-8 raise UnicodeDecodeError. Both it and "
+            "json.JSONDecodeError are kinds of ValueError.",
+            "Which error was raised, and by which of the two steps: bytes to text, or text to a dict?",
+        ),
+        Mistake(
+            "bad JSON not caught",
+            _fault_answer(caught="KeyError"),
+            "json.loads raises an error where a text is no JSON. A reader of strangers' files catches it, and says what is "
+            "wrong.",
+            "Which error does json.loads raise for a text that is no JSON?",
+        ),
+        Mistake(
+            "__metadata__ taken for a tensor",
+            _fault_answer(pop="pass"),
+            "__metadata__ is free text about the file and has no data_offsets. Take it out before you walk over the tensors.",
+            "Which key of this header has no data_offsets?",
+        ),
+        Mistake(
+            "bytes looked up before the dtype is known",
+            _fault_answer(dtype="BYTES[entry['dtype']] == 0"),
+            "BYTES[...] raises KeyError for a dtype that it does not have. Ask first whether it is in there.",
+            "Is the dtype of every tensor of this file in BYTES?",
+        ),
+        Mistake(
+            "the first tensor not compared with byte 0",
+            _fault_answer(first="min(entry['data_offsets'][0] for entry in header.values())"),
+            "Each tensor was compared with the one before it, and the first has none before it. It must begin at byte 0: "
+            "whatever lies in front of it belongs to nobody.",
+            "At which byte after the header does the first tensor begin?",
+        ),
+        Mistake(
+            "an overlap called a hole",
+            _fault_answer(overlap_is="hole"),
+            "If a tensor does not begin where the one before ended, there are two cases: it begins later, and bytes between "
+            "belong to nobody; or earlier, and some bytes belong to both.",
+            "Does the tensor begin before or behind the end of the one in front of it?",
         ),
         Mistake(
             "a header that cannot be, called truncated",
@@ -752,7 +975,7 @@ _KEYS = tuple(_LLAMA_1B)
 
 def _count_cases(rng: np.random.Generator) -> list[Case]:
     def case(label: str, config: Mapping[str, Any], group: str) -> Case:
-        return Case(label, {"config": dict(config)}, group)
+        return Case(label, dict(config), group)  # key by key, so that a report shows them
 
     tiny = json.loads((resolve("tiny-stories") / "config.json").read_text(encoding="utf-8"))
     draw = [int(n) for n in rng.integers(1, 9, 6)]
@@ -768,18 +991,21 @@ def _count_cases(rng: np.random.Generator) -> list[Case]:
         case("an LM head of its own", {**_LLAMA_1B, "tie_word_embeddings": False}, "awkward"),
         case("heads of an unusual size", odd, "awkward"),
         case("no num_key_value_heads and no head_dim", plain, "awkward"),
+        case(
+            "no tie_word_embeddings", {k: v for k, v in odd.items() if k != "tie_word_embeddings"}, "awkward"
+        ),
     ]
 
 
 def _run_count(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    return {"parameters": answer(inputs["config"])}
+    return {"parameters": answer(dict(inputs))}
 
 
 def _expect_count(inputs: Mapping[str, Any]) -> dict[str, Any]:
     base = json.loads((resolve("tiny-stories") / "config.json").read_text(encoding="utf-8"))
     for key in _KEYS:
         base.pop(key)
-    config = ModelConfig.from_dict({**base, "bos_token_id": 0, "eos_token_id": 0, **inputs["config"]})
+    config = ModelConfig.from_dict({**base, "bos_token_id": 0, "eos_token_id": 0, **inputs})
     return {
         "parameters": sum(int(np.prod(shape, dtype=np.int64)) for shape in tensor_shapes(config).values())
     }
@@ -792,16 +1018,19 @@ def _count_answer(
     ffn: str = "3",
     head: str = '0 if config.get("tie_word_embeddings", False) else vocab * hidden',
     final: str = "hidden",
+    queries: str = "2 * heads * size * hidden",
+    times: str = 'config["num_hidden_layers"] * ',
+    table: str = "vocab * hidden + ",
 ) -> str:
     return f"""def count_parameters(config):
     vocab, hidden, heads = config["vocab_size"], config["hidden_size"], config["num_attention_heads"]
     kv_heads = {kv}
     size = {size}
-    attention = 2 * heads * size * hidden + 2 * kv_heads * size * hidden
+    attention = {queries} + 2 * kv_heads * size * hidden
     feed_forward = {ffn} * config["intermediate_size"] * hidden
-    layers = config["num_hidden_layers"] * (attention + feed_forward + {norms})
+    layers = {times}(attention + feed_forward + {norms})
     head = {head}
-    return vocab * hidden + layers + {final} + head
+    return {table}layers + {final} + head
 """
 
 
@@ -834,6 +1063,63 @@ return vocab * hidden + layers + ____ + head""",
             _count_answer(head="vocab * hidden"),
             "With tie_word_embeddings the LM head is the embedding table once more: one tensor in the file, used at both ends.",
             "Does the file of tiny-stories have an lm_head.weight?",
+        ),
+        Mistake(
+            "tied by default",
+            _count_answer(head='0 if config.get("tie_word_embeddings", True) else vocab * hidden'),
+            "Where a config does not speak of it, the LM head is *not* tied.",
+            "Which keys does this config leave out, and what holds then?",
+        ),
+        Mistake(
+            "tied, whatever the config says",
+            _count_answer(head="0"),
+            "The two models that you know by now are tied. Others have a table of their own at the end, as large as the "
+            "first: the config says which.",
+            "What does this config say of tie_word_embeddings?",
+        ),
+        Mistake(
+            "a key taken for granted",
+            _count_answer(kv='config["num_key_value_heads"]'),
+            "Some configs leave keys out, and config[...] raises KeyError for these. config.get(key, default) gives the "
+            "default.",
+            "Which key is missing, and what holds where it is?",
+            variants=(
+                _count_answer(size='config["head_dim"]'),
+                _count_answer(head='0 if config["tie_word_embeddings"] else vocab * hidden'),
+            ),
+        ),
+        Mistake(
+            "one layer only",
+            _count_answer(times=""),
+            "The table says how many there are of each: most come once in every layer.",
+            "How many layers has this model?",
+        ),
+        Mistake(
+            "one norm a layer",
+            _count_answer(norms="hidden"),
+            "A layer has two norms: input_layernorm in front of attention, post_attention_layernorm in front of the "
+            "feed-forward block.",
+            "Which tensors of layer 0 have a single dimension?",
+        ),
+        Mistake(
+            "q_proj or o_proj as H x H",
+            _count_answer(queries="heads * size * hidden + hidden * hidden"),
+            "In most models heads times head_dim is hidden_size, and both matrices are square. The table says what holds "
+            "where it is not.",
+            "What is num_attention_heads x head_dim in this config, and what hidden_size?",
+            variants=(_count_answer(queries="2 * hidden * hidden"),),
+        ),
+        Mistake(
+            "k_proj or v_proj forgotten",
+            _count_answer(queries="(2 * heads - kv_heads) * size * hidden"),
+            "Attention has four matrices in a layer: for queries, keys, values and the output.",
+            "Which of the names q_proj, k_proj, v_proj, o_proj have you counted?",
+        ),
+        Mistake(
+            "the embedding left out",
+            _count_answer(table=""),
+            "The embedding table is in every model, and is one of its largest tensors. What may be missing is the LM head.",
+            "Which tensor of the table has V rows, and is always there?",
         ),
         Mistake(
             "K and V as wide as Q",
@@ -875,6 +1161,12 @@ return vocab * hidden + layers + ____ + head""",
 _KINDS = (("embed", "embedding"), ("self_attn", "attention"), ("mlp", "feed-forward"), ("norm", "norms"))
 
 
+def _short_name(name: str) -> str:
+    """``0.gate_proj`` for ``model.layers.0.mlp.gate_proj.weight``: what tells it from its neighbours."""
+    pieces = name.removesuffix(".weight").split(".")
+    return f"{pieces[2]}.{pieces[-1]}" if pieces[1] == "layers" else pieces[-1]
+
+
 def _picture(answer: Any, cp: Any) -> Any:
     """The file of tiny-stories to scale, from where the learner's views lie in the map."""
     views = answer(resolve("tiny-stories") / "model.safetensors")
@@ -884,7 +1176,7 @@ def _picture(answer: Any, cp: Any) -> Any:
     for name, view in views.items():
         begin = np.frombuffer(view.data, np.uint8).ctypes.data - base
         kind = next((kind for piece, kind in _KINDS if piece in name), "other")
-        segments.append(figures.Segment(name.removeprefix("model."), begin, begin + len(view.data), kind))
+        segments.append(figures.Segment(_short_name(name), begin, begin + len(view.data), kind))
     first = min(segment.start for segment in segments)
     header = [figures.Segment("length", 0, 8, "header"), figures.Segment("JSON", 8, first, "header")]
     zoom = (0, min(len(whole), 3 * first))
@@ -919,13 +1211,12 @@ LESSON = Lesson(
     slug="safetensors",
     title="A model is a file",
     part=1,
-    minutes=55,
+    minutes=70,
     exercises=(_HEADER, _READ, _WIDEN, _FAULTS, _COUNT),
     engine=EngineCard(
         mistakes=(
             ("01.2", "offsets from the start of the file"),
             ("01.2", "offsets read as start and length"),
-            ("01.2", "the shape left as a list"),
         ),
         note="Your read_safetensors runs once, before the first token: all weights of this story came through it.",
     ),

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tinyvllm_ref.checkpoint.load import load_weights
-from tinyvllm_ref.course import figures
+from tinyvllm_ref.course import figures, look
 from tinyvllm_ref.course.exercise import (
     Case,
     EngineCard,
@@ -48,7 +48,7 @@ def _decode_cases(rng: np.random.Generator) -> list[Case]:
     def case(format: str, what: str, bits: Any, group: str) -> Case:
         exponent_bits, fraction_bits = _SIZES[format]
         inputs = {
-            "bits": np.asarray(bits, np.uint32),
+            "bits": np.asarray(bits, np.uint32 if fraction_bits == 23 else np.uint16),
             "exponent_bits": exponent_bits,
             "fraction_bits": fraction_bits,
         }
@@ -59,6 +59,12 @@ def _decode_cases(rng: np.random.Generator) -> list[Case]:
     return [
         case("bfloat16", "4 ordinary numbers", [0x3F80, 0x4000, 0x4049, 0x3E20], "small"),
         case("bfloat16", "4 negative numbers", [0xBF80, 0xC0D0, 0xBE20, 0xFF7F], "small"),
+        case(
+            "float16", "the same 4 ordinary numbers as in bfloat16", [0x3C00, 0x4000, 0x4248, 0x3100], "small"
+        ),
+        case("bfloat16", "2 infinities and 2 NaNs", [0x7F80, 0xFF80, 0x7FC0, 0xFF81], "awkward"),
+        case("bfloat16", "4 negative subnormal numbers", [0x8001, 0x8010, 0x8040, 0x807F], "awkward"),
+        case("bfloat16", "0 and -0", [0x0000, 0x8000], "awkward"),
         case("bfloat16", "the 128 smallest patterns", _ALL[:128], "awkward"),
         case("bfloat16", "all 65,536 patterns", _ALL, "awkward"),
         case("float16", "all 65,536 patterns", _ALL, "awkward"),
@@ -70,7 +76,8 @@ def _run_decode(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     import numpy as np
 
     sizes = inputs["exponent_bits"], inputs["fraction_bits"]
-    return {"values": np.array([answer(bits, *sizes) for bits in inputs["bits"].tolist()], np.float64)}
+    values = np.array([answer(bits, *sizes) for bits in inputs["bits"].tolist()], np.float64)
+    return {"values": values, "signs": np.where(np.isnan(values), 1.0, np.copysign(1.0, values))}
 
 
 def _expect_decode(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,26 +89,33 @@ def _expect_decode(inputs: Mapping[str, Any]) -> dict[str, Any]:
     else:
         values = bits.astype(np.uint16).view(ml_dtypes.bfloat16)
     with np.errstate(invalid="ignore"):
-        return {"values": values.astype(np.float64)}
+        values = values.astype(np.float64)
+    # 0 and -0 compare as equal, and only their signs differ; a NaN's sign says nothing.
+    return {"values": values, "signs": np.where(np.isnan(values), 1.0, np.copysign(1.0, values))}
 
 
 def _decode_answer(
     bias: str = "2 ** (exponent_bits - 1) - 1",
+    fraction: str = "(bits & 2**fraction_bits - 1) / 2**fraction_bits",
+    sign: str = "-1.0 if bits >> (exponent_bits + fraction_bits) else 1.0",
+    all_ones: str = "2**exponent_bits - 1",
+    nan: str = 'sign * float("inf") if fraction == 0 else float("nan")',
     exponent: str = "bits >> fraction_bits & 2**exponent_bits - 1",
     top: bool = True,
     small: str = "fraction * 2.0 ** (1 - bias)",
     normal: str = "(1 + fraction) * 2.0 ** (exponent - bias)",
+    subnormal: str = "sign * {small}",
 ) -> str:
-    infinite = """    if exponent == 2**exponent_bits - 1:
-        return sign * float("inf") if fraction == 0 else float("nan")
+    infinite = f"""    if exponent == {all_ones}:
+        return {nan}
 """
     return f"""def decode(bits, exponent_bits, fraction_bits):
     bias = {bias}
-    fraction = (bits & 2**fraction_bits - 1) / 2**fraction_bits
+    fraction = {fraction}
     exponent = {exponent}
-    sign = -1.0 if bits >> (exponent_bits + fraction_bits) else 1.0
+    sign = {sign}
 {infinite if top else ""}    if exponent == 0:
-        return sign * {small}
+        return {subnormal.format(small=small)}
     return sign * {normal}
 """
 
@@ -143,6 +157,60 @@ return sign * (1 + fraction) * 2.0 ** ____""",
             "Which pattern is the number 1.0 in bfloat16, and what is its exponent field?",
         ),
         Mistake(
+            "bfloat16's sizes for every format",
+            _decode_answer(bias="127"),
+            "127 is the bias for 8 exponent bits, and 255 is where they are all ones. With 5 exponent bits the two are 15 and "
+            "31: compute them from exponent_bits.",
+            "What is the bias of float16?",
+            variants=(
+                _decode_answer(all_ones="255"),
+                _decode_answer(all_ones="0xFF", bias="127"),
+            ),
+        ),
+        Mistake(
+            "no bias taken away",
+            _decode_answer(normal="(1 + fraction) * 2.0 ** exponent"),
+            "The field holds the power of two *plus* the bias, so that it is never negative. Take the bias away again.",
+            "The exponent field of 1.0 is 127 in bfloat16. Which power of two is meant?",
+        ),
+        Mistake(
+            "the exponent's mask with a single bit",
+            _decode_answer(exponent="bits >> fraction_bits & 2 ** (exponent_bits - 1)"),
+            "2^(E - 1) has a single bit. A mask for E bits is 2^E - 1: E ones.",
+            "What are 2**8 - 1 and 2**(8 - 1) in binary?",
+        ),
+        Mistake(
+            "the sign always in bit 15",
+            _decode_answer(sign="-1.0 if bits >> 15 else 1.0"),
+            "With 16 bits the sign is bit 15, and with 32 it is bit 31: above exponent and fraction, exponent_bits + "
+            "fraction_bits from the right.",
+            "How many bits has this format, and which of them is the top one?",
+            variants=(_decode_answer(sign="-1.0 if bits & 0x8000 else 1.0"),),
+        ),
+        Mistake(
+            "bias one too large",
+            _decode_answer(bias="2 ** (exponent_bits - 1)"),
+            "Half of 2^8 is 128, and the bias is one less: 127. With 128 every number comes out at half of its size.",
+            "Which power of two should the exponent field 127 stand for in bfloat16?",
+        ),
+        Mistake(
+            "the fraction not divided",
+            _decode_answer(fraction="bits & 2**fraction_bits - 1"),
+            "The fraction bits stand *behind* the point: as an integer they count in steps of 2^-fraction_bits.",
+            "What is the largest f that the formula can mean, and what is yours?",
+        ),
+        Mistake(
+            "the fraction's mask one bit too short",
+            _decode_answer(fraction="(bits & 2**(fraction_bits - 1)) / 2**fraction_bits"),
+            "2^(F - 1) has a single bit. A mask for the lowest F bits is 2^F - 1: F ones. (In Python ** comes before -, and - "
+            "before &.)",
+            "What are 2**7 - 1 and 2**(7 - 1) in binary?",
+            variants=(
+                _decode_answer(fraction="(bits & 2**(fraction_bits - 1) - 1) / 2**fraction_bits"),
+                _decode_answer(fraction="(bits & 2**fraction_bits) / 2**fraction_bits"),
+            ),
+        ),
+        Mistake(
             "the hidden one forgotten",
             _decode_answer(normal="fraction * 2.0 ** (exponent - bias)"),
             "A normal number begins with a 1 in front of the binary point, and this 1 is not stored. The value is "
@@ -156,6 +224,52 @@ return sign * (1 + fraction) * 2.0 ** ____""",
             ),
             "Where the exponent field is 0 there is no hidden 1: else there would be no way to write 0.",
             "What does your function make of the pattern 0?",
+        ),
+        Mistake(
+            "all subnormal numbers read as 0",
+            _decode_answer(subnormal="0.0"),
+            "An exponent field of 0 means zero only where the fraction is 0 too. With any other fraction it is a small number: "
+            "f times 2^(1 - bias).",
+            "What does the second row of the table give for f = 0, and what for f = 1/128?",
+            variants=(_decode_answer(subnormal="sign * 0.0"),),
+        ),
+        Mistake(
+            "the sign forgotten",
+            _decode_answer(sign="1.0"),
+            "The top bit is the sign: 1 is for minus.",
+            "Which of the four numbers are negative, and how do you see that in their bits?",
+        ),
+        Mistake(
+            "the sign forgotten for subnormal numbers",
+            _decode_answer(subnormal="{small}"),
+            "Every row of the table begins with (-1)^s, that of zero and subnormal numbers as well.",
+            "What is the top bit of 0x8001?",
+        ),
+        Mistake(
+            "-0 read as 0",
+            _decode_answer(subnormal="0.0 if fraction == 0 else sign * {small}"),
+            "There are two zeros. They compare as equal, and 1 / x is infinity for the one and minus infinity for the other. "
+            "The second row of the table gives both, with no case of its own.",
+            "What is the top bit of 0x8000?",
+        ),
+        Mistake(
+            "the sign of infinity forgotten",
+            _decode_answer(nan='float("inf") if fraction == 0 else float("nan")'),
+            "There are two infinities, and the top bit says which: 0xFF80 is minus infinity.",
+            "What is the top bit of 0xFF80?",
+        ),
+        Mistake(
+            "NaN read as infinity",
+            _decode_answer(nan='sign * float("inf")'),
+            "Exponent bits that are all ones mean infinity only where the fraction is 0. With any other fraction it is NaN.",
+            "What is the fraction of 0x7FC0?",
+        ),
+        Mistake(
+            "infinity and NaN exchanged",
+            _decode_answer(nan='sign * float("inf") if fraction else float("nan")'),
+            "It is the fraction of 0 that means infinity, and any other that means NaN.",
+            "What is the fraction of 0x7F80, and what does the table say of it?",
+            variants=(_decode_answer(nan='float("nan")'),),
         ),
         Mistake(
             "subnormal numbers at half their size",
@@ -238,6 +352,41 @@ _WIDEN = Exercise(
             "A uint16 has no bit 16 and above: everything is shifted out, and zeros are left. Make room first, then shift. "
             "(C++ would widen by itself; NumPy keeps the dtype.)",
             "What is the dtype of `u << 16` in NumPy?",
+            variants=(
+                _widen_answer("(u << 16).view(np.float32)"),
+                _widen_answer("(u << 16).astype(np.uint32).view(np.float32)"),
+                _widen_answer("(u << 16).astype(np.float32)"),
+            ),
+        ),
+        Mistake(
+            "two numbers read as one",
+            _widen_answer("u.view(np.float32)"),
+            "view keeps the bits and reads them in larger pieces: two numbers of 16 bits become one of 32, and the result has "
+            "half as many elements. Each number must get 32 bits of its own: astype.",
+            "How many elements has u, and how many has your result?",
+            variants=(
+                _widen_answer("(u.view(np.uint32) << 16).view(np.float32)"),
+                _widen_answer("u.view(np.uint32).view(np.float32)"),
+                _widen_answer("u.view(np.uint32) << 16"),
+            ),
+        ),
+        Mistake(
+            "room for 64 bits",
+            _widen_answer("(u.astype(np.uint64) << 16).view(np.float32)"),
+            "A float32 has 32 bits. Of 64 bits, view makes two numbers, and the result has twice as many elements.",
+            "How many elements has u, and how many has your result?",
+        ),
+        Mistake(
+            "the bits given back as integers",
+            _widen_answer("u.astype(np.uint32) << 16"),
+            "The bits are right. What is missing is that they are read as float32: view.",
+            "What is the dtype of your result?",
+        ),
+        Mistake(
+            "the fraction's bits shifted by another number",
+            _widen_answer("(u.astype(np.uint32) << 8).view(np.float32)"),
+            "From 16 bits to 32 there are 16 to move, so that the sign comes to the top.",
+            "How many bits lie above the sign of your result?",
         ),
         Mistake(
             "the number of the pattern instead of its bits",
@@ -266,6 +415,7 @@ _WIDEN = Exercise(
             "The bits are right, and astype then turns the integer 0x3F800000 into the float 1,065,353,216. view reads "
             "the bits as they are.",
             "Which of astype and view changes bits?",
+            variants=(_widen_answer("u.astype(np.float32) * 65536"),),
         ),
     ),
 )
@@ -288,12 +438,32 @@ def _tie_cases(rng: np.random.Generator) -> list[Case]:
         Case("two ties", {"names": ["tie_low", "tie_high"]}, "small"),
         Case("just above a tie", {"names": ["just_above"]}, "small"),
         Case("a tie below zero", {"names": ["negative_tie"]}, "awkward"),
-        Case("the ends of a range", {"names": ["nearly_two", "largest"]}, "awkward"),
+        Case("the last float32 below 2", {"names": ["nearly_two"]}, "awkward"),
+        Case("FLT_MAX", {"names": ["largest"]}, "awkward"),
     ]
 
 
+# What to think of where one of them is wrong; no more than the rule, put for this number.
+_THINK = {
+    "tie_low": "It lies exactly between two patterns: which of them ends in a 0 bit?",
+    "tie_high": "It lies exactly between two patterns: which of them ends in a 0 bit?",
+    "just_above": "Is it exactly in the middle, or a little nearer to one of its neighbours?",
+    "negative_tie": "The sign is a bit of its own, and the rule for ties looks at the last bit: the neighbours are those "
+    "of tie_high, with the sign set.",
+    "nearly_two": "It is 2^-23 away from 2, and nearly 1/128 from the last bfloat16 below 2.",
+    "largest": "Its lower half is 0xFFFF, so the pattern above is nearer. Which number has that pattern is another matter.",
+}
+
+
 def _run_ties(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    return {name: answer[name] for name in inputs["names"]}
+    from tinyvllm_ref.course.lab import WrongAnswerType
+
+    if not isinstance(answer, dict):
+        what = type(answer).__name__
+        raise WrongAnswerType(
+            f'`rounded` is a {what}; a dict of six patterns is wanted: {{"tie_low": 0x____, ...}}'
+        )
+    return {name: answer[name] for name in inputs["names"] if name in answer}
 
 
 def _expect_nothing(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,14 +473,22 @@ def _expect_nothing(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verify_ties(inputs: Mapping[str, Any], outputs: dict[str, Any], observed: Any) -> str | None:
     for name in inputs["names"]:
+        if name not in outputs:
+            return f"`{name}` is missing: the dict has six entries, with the names of the table"
         got, wanted = outputs[name], int(_rounded_bits(_BY_HAND[name]))
-        if not isinstance(got, int) or isinstance(got, bool):
-            return f"`{name}` is {got!r}; it must be a pattern of 16 bits, such as 0x3F80"
+        if isinstance(got, str):
+            return f"`{name}` is {got!r}, a string; write the pattern as a number, without quotes: 0x1234"
+        if isinstance(got, float):
+            return f"`{name}` is {got!r}, the number itself; its pattern of 16 bits is wanted, such as 0x1234"
+        if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got < 1 << 16:
+            return f"`{name}` is {got!r}; it must be a pattern of 16 bits, such as 0x1234"
         if got != wanted:
             off = got - wanted
             where = "the next pattern below" if off == -1 else "the next pattern above" if off == 1 else "off"
-            return f"`{name}` is 0x{got:04X}, and that is {where} the right one" + (
-                "" if abs(off) == 1 else f" by {abs(off):,} patterns"
+            return (
+                f"`{name}` is 0x{got:04X}, and that is {where} the right one"
+                + ("" if abs(off) == 1 else f" by {abs(off):,} patterns")
+                + f". {_THINK[name]}"
             )
     return None
 
@@ -375,6 +553,38 @@ _TIES = Exercise(
             "is infinity. Rounding does not stop at the end.",
             "The upper 16 bits of FLT_MAX are 0x7F7F and the lower ones 0xFFFF. Is that more or less than half a step?",
         ),
+        Mistake(
+            "just above a tie, taken for a tie",
+            _ties_answer(0x3F80, 0x3F82, 0x3F80, 0xBF82, 0x4000, 0x7F80),
+            "Only a number *exactly* in the middle is a tie. This one is 2^-23 above it, so the neighbour above is nearer, "
+            "whatever its last bit is.",
+            "How far is 1 + 1/256 + 2^-23 from 1, and how far from 1 + 1/128?",
+        ),
+        Mistake(
+            "a tie below zero rounded toward zero",
+            _ties_answer(0x3F80, 0x3F82, 0x3F81, 0xBF81, 0x4000, 0x7F80),
+            "Ties go to the pattern that ends in a 0 bit, below zero as well as above: the sign is a bit of its own. 0xBF81 "
+            "ends in a 1.",
+            "Which two patterns are the neighbours of -(1 + 3/256), and what is the last bit of each?",
+        ),
+        Mistake(
+            "the sign left out",
+            _ties_answer(0x3F80, 0x3F82, 0x3F81, 0x3F82, 0x4000, 0x7F80),
+            "0x3F82 is a positive number. The top bit is the sign: with it, 3F becomes BF.",
+            "What is the top bit of your pattern?",
+        ),
+        Mistake(
+            "just below 2, cut off",
+            _ties_answer(0x3F80, 0x3F82, 0x3F81, 0xBF82, 0x3FFF, 0x7F80),
+            "0x3FFF is the last bfloat16 *below* 2, and nearly 1/128 away. 2 is 2^-23 away, and it has a pattern: the next.",
+            "What comes after 0x3FFF when you count on, and which number is it?",
+        ),
+        Mistake(
+            "a NaN in place of infinity",
+            _ties_answer(0x3F80, 0x3F82, 0x3F81, 0xBF82, 0x4000, 0x7FFF),
+            "After 0x7F7F comes 0x7F80, exponent all ones and fraction 0: infinity. Any other fraction there means NaN.",
+            "What comes after 0x7F7F when you count on?",
+        ),
     ),
 )
 
@@ -423,12 +633,13 @@ def _round_answer(
     rounded: str = "(bits + 0x7FFF + (bits >> 16 & 1)) >> 16",
     is_nan: str = "(bits & 0x7FFFFFFF) > 0x7F800000",
     result: str = "np.where(is_nan, bits >> 16 | 0x40, rounded)",
+    dtype: str = ".astype(np.uint16)",
 ) -> str:
     return f"""def float_to_bf16(x):
     bits = np.asarray(x, np.float32).view(np.uint32)
     rounded = {rounded}
     is_nan = {is_nan}
-    return {result}.astype(np.uint16)
+    return {result}{dtype}
 """
 
 
@@ -451,6 +662,22 @@ _SAYS_SIGN = (
 _SAYS_CARRY = (
     "The rounded fraction was put back under the old exponent. Where all fraction bits are ones, rounding up must carry "
     "into the exponent: just under 2 became 1 instead of 2."
+)
+
+_SAYS_INFINITY = (
+    "0x7F800000 itself is infinity, and it must stay so. NaNs are the patterns *above* it: >, not >=."
+)
+_SAYS_ORDER = (
+    "+ comes before >> and >> before &, in C++ as in Python. So everything in front of >> is added up first and then shifted, "
+    "and what is left is cut to a single bit. The last bit that stays needs brackets: (bits >> 16 & 1)."
+)
+_SAYS_LOW_NAN = (
+    "NaNs are set apart and cut off. If all the ones of the fraction were in the lower half, an infinity is left. Set one of "
+    "the fraction bits that stay."
+)
+_SAYS_TO_ZERO = (
+    "0x7FFF alone carries for everything above a tie and for no tie. A tie under an odd last bit must go up: add that bit as "
+    "well, bit 16 of the float32. (Bit 0 is of no use: it is 0 in every tie.)"
 )
 
 _ROUND = Exercise(
@@ -489,13 +716,17 @@ return np.where(is_nan, bits >> 16 | ____, rounded).astype(np.uint16)""",
             _round_answer(rounded="(bits + 0x8000) >> 16"),
             _SAYS_HALF_UP,
             "Take 0x3F808000. Which neighbour has an even pattern, and which do you give?",
+            variants=(
+                _round_answer(rounded="(bits + 0x7FFF + 1) >> 16"),
+                _round_answer(rounded="(bits + 0x7FFF + (bits >> 15 & 1)) >> 16"),
+            ),
         ),
         Mistake(
             "ties toward zero",
             _round_answer(rounded="(bits + 0x7FFF) >> 16"),
-            "0x7FFF alone carries for everything above a tie and for no tie. A tie under an odd last bit must go up: add that "
-            "bit as well.",
+            _SAYS_TO_ZERO,
             "Take 0x3F818000. Which neighbour has an even pattern, and which do you give?",
+            variants=(_round_answer(rounded="(bits + 0x7FFF + (bits & 1)) >> 16"),),
         ),
         Mistake(
             "NaN rounded like a number",
@@ -506,8 +737,7 @@ return np.where(is_nan, bits >> 16 | ____, rounded).astype(np.uint16)""",
         Mistake(
             "a NaN with only low bits becomes infinity",
             _round_answer(result="np.where(is_nan, bits >> 16, rounded)"),
-            "NaNs are set apart and cut off. If all the ones of the fraction were in the lower half, an infinity is left. "
-            "Set one of the fraction bits that stay.",
+            _SAYS_LOW_NAN,
             "The fraction of 0x7F800001 is a single 1. Is it among the bits that stay?",
         ),
         Mistake(
@@ -515,6 +745,53 @@ return np.where(is_nan, bits >> 16 | ____, rounded).astype(np.uint16)""",
             _round_answer(is_nan="bits > 0x7F800000"),
             _SAYS_SIGN,
             "Is the pattern of -1.0, read as an unsigned number, larger or smaller than 0x7F800000?",
+            variants=(
+                _round_answer(is_nan="bits > 0x7F800000", result="np.where(is_nan, 0x7FC0, rounded)"),
+                _round_answer(is_nan="bits >= 0x7F800000"),
+                _round_answer(is_nan="bits >= 0x7F800000", result="np.where(is_nan, 0x7FC0, rounded)"),
+            ),
+        ),
+        Mistake(
+            "infinity taken for a NaN",
+            _round_answer(is_nan="(bits & 0x7FFFFFFF) >= 0x7F800000"),
+            _SAYS_INFINITY,
+            "Which number has the pattern 0x7F800000, and what do you make of it?",
+        ),
+        Mistake(
+            "the sum shifted before the last bit is cut out",
+            _round_answer(rounded="(bits + 0x7FFF + bits >> 16 & 1) >> 16"),
+            _SAYS_ORDER,
+            "In which order does Python do +, >> and &, where there are no brackets?",
+            variants=(_round_answer(rounded="bits + 0x7FFF + bits >> 16 & 1"),),
+        ),
+        Mistake(
+            "the two branches exchanged",
+            _round_answer(result="np.where(is_nan, rounded, bits >> 16 | 0x40)"),
+            "np.where(condition, a, b) takes a where the condition is true. Here the numbers got what is for the NaNs.",
+            "What does np.where take where its condition is true: the second argument, or the third?",
+        ),
+        Mistake(
+            "not shifted down",
+            _round_answer(rounded="bits + 0x7FFF + (bits >> 16 & 1)"),
+            "After the addition the result is in the upper half. astype(np.uint16) keeps the *lower* one, so shift down first.",
+            "Where in the sum for 0x3F818000 is the result 0x3F82?",
+        ),
+        Mistake(
+            "a value converted where its bits are wanted",
+            _round_answer().replace(
+                "    bits = np.asarray(x, np.float32).view(np.uint32)",
+                "    with np.errstate(invalid='ignore'):\n        bits = np.asarray(x, np.float32).astype(np.uint32)",
+            ),
+            "astype(np.uint32) makes the integer 3 of 3.14. view gives the bits of the number. The stub's first line has it "
+            "right.",
+            "What are the bits of 1.0 in float32, and what is np.uint32(1.0)?",
+        ),
+        Mistake(
+            "16 bits in an array of 32",
+            _round_answer(dtype=""),
+            "The values are right, and each takes 32 bits. The engine wants the patterns as uint16: astype at the end.",
+            "What is the dtype of your result?",
+            variants=(_round_answer(dtype=".astype(np.int64)"), _round_answer(dtype=".astype(np.int32)")),
         ),
         Mistake(
             "carry lost into the exponent",
@@ -672,10 +949,69 @@ return (bf16)((bits + ____ + (bits >> 16 & 1u)) >> 16);""",
             "What is 0x7F800001 + 0x7FFF, and what is left of it above bit 16?",
         ),
         Mistake(
+            "& after >",
+            _device_answer(nan="if (bits & 0x7FFFFFFFu > 0x7F800000u) return (bf16)(bits >> 16 | 0x40u);"),
+            "In C++, and not in Python, comparisons come before &: this is bits & (0x7FFFFFFF > 0x7F800000), that is bits & 1, "
+            "and so every odd pattern is taken for a NaN. Put brackets around bits & 0x7FFFFFFFu.",
+            "Which of & and > does C++ do first?",
+            variants=(_device_answer(nan="if (bits & 0x7FFFFFFFu > 0x7F800000u) return (bf16)0x7FC0;"),),
+        ),
+        Mistake(
             "sign not masked in the NaN test",
             _device_answer(nan="if (bits > 0x7F800000u) return (bf16)0x7FC0;"),
             _SAYS_SIGN,
             "Is the pattern of -1.0, read as an unsigned number, larger or smaller than 0x7F800000?",
+            variants=(
+                _device_answer(nan="if (bits > 0x7F800000u) return (bf16)(bits >> 16 | 0x40u);"),
+                _device_answer(nan="if (bits >= 0x7F800000u) return (bf16)(bits >> 16 | 0x40u);"),
+                _device_answer(nan="if (bits > 0x7F800000u) return (bf16)(bits >> 16);"),
+            ),
+        ),
+        Mistake(
+            "infinity taken for a NaN",
+            _device_answer(nan="if ((bits & 0x7FFFFFFFu) >= 0x7F800000u) return (bf16)(bits >> 16 | 0x40u);"),
+            _SAYS_INFINITY,
+            "Which number has the pattern 0x7F800000, and what do you make of it?",
+        ),
+        Mistake(
+            "a NaN with only low bits becomes infinity",
+            _device_answer(nan="if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return (bf16)(bits >> 16);"),
+            _SAYS_LOW_NAN,
+            "The fraction of 0x7F800001 is a single 1. Is it among the bits that stay?",
+        ),
+        Mistake(
+            "ties toward zero",
+            _device_answer(narrow="(bf16)((bits + 0x7FFFu) >> 16)"),
+            _SAYS_TO_ZERO,
+            "Take 0x3F818000. Which neighbour has an even pattern, and which do you give?",
+            variants=(_device_answer(narrow="(bf16)((bits + 0x7FFFu + (bits & 1u)) >> 16)"),),
+        ),
+        Mistake(
+            "the sum shifted before the last bit is cut out",
+            _device_answer(narrow="(bf16)((bits + 0x7FFFu + bits >> 16 & 1u) >> 16)"),
+            _SAYS_ORDER,
+            "In which order does C++ do +, >> and &, where there are no brackets?",
+            variants=(_device_answer(narrow="(bf16)(bits + 0x7FFFu + bits >> 16 & 1u)"),),
+        ),
+        Mistake(
+            "not shifted down",
+            _device_answer(narrow="(bf16)(bits + 0x7FFFu + (bits >> 16 & 1u))"),
+            "After the addition the result is in the upper half. The cast to bf16 keeps the *lower* one, so shift down first.",
+            "Where in the sum for 0x3F818000 is the result 0x3F82?",
+        ),
+        Mistake(
+            "a value converted where its bits are wanted",
+            _device_answer().replace("__float_as_uint(x)", "(unsigned)x"),
+            "(unsigned)x makes the integer 3 of 3.14f. __float_as_uint(x) gives the bits of the number. The stub's first line "
+            "has it right.",
+            "What are the bits of 1.0f, and what is (unsigned)1.0f?",
+        ),
+        Mistake(
+            "the value converted to an integer",
+            _device_answer(narrow="(bf16)x"),
+            "(bf16)x converts the value: 3.14 becomes the integer 3, which is the pattern of a tiny number. "
+            "__float_as_uint(x) gives the bits.",
+            "Your result for pi is 3. Where does this number come from?",
         ),
         Mistake(
             "carry lost into the exponent",
@@ -691,6 +1027,15 @@ return (bf16)((bits + ____ + (bits >> 16 & 1u)) >> 16);""",
             "(float)bits turns the pattern 0x3F80 into the number 16,256.0f. To read the same bits as a float, use "
             "__uint_as_float.",
             "Your result for 0x3F80 is 16,256. Where does this number come from?",
+            variants=(_device_answer(widen="bits"),),
+        ),
+        Mistake(
+            "shifted, then converted",
+            _device_answer(widen="(float)((unsigned)bits << 16)"),
+            "The 32 bits are right. The cast then converts the integer that they are: 0x3F800000 becomes 1,065,353,216. "
+            "__uint_as_float reads the bits as they are.",
+            "Your result for 0x3F80 is 1,065,353,216. Which integer is that in hexadecimal?",
+            variants=(_device_answer(widen="(unsigned)bits << 16"),),
         ),
         Mistake(
             "put into the lower half",
@@ -745,7 +1090,7 @@ _DIAL = tuple(
     for kept, says in (
         (7, "bfloat16 as it is: a rounding is off by at most 1 part in 256."),
         (5, "At most 1 part in 64. Weights, activations and keys and values are all rounded so."),
-        (3, "At most 1 part in 16: as many fraction bits as the 8-bit format E4M3 has."),
+        (3, "At most 1 part in 16: as many fraction bits as E4M3 has, a format of 8 bits."),
         (2, "At most 1 part in 8: as many as E5M2. Between 1 and 2 there are 1, 1.25, 1.5 and 1.75."),
     )
 )
@@ -762,14 +1107,23 @@ def _picture(answer: Any, cp: Any) -> Any:
         wide = np.asarray(bits).astype(np.uint32) << np.uint32(16)
         return (wide.view(np.float32).astype(np.float64) - x) * 128
 
-    return figures.error_lines(
+    figure = figures.error_lines(
         (x.astype(np.float64) - 1) * 128,
         {"your rounding": error(answer(x)), "cut off": error(x.view(np.uint32) >> np.uint32(16))},
         "(x - 1) in steps of 1/128",
         "error, in steps",
         title="What rounding does to a number",
-        subtitle="Cutting off is wrong by up to a step, always downwards; rounding by half a step, either way.",
+        subtitle="Cutting off is wrong by up to a step, always downwards; rounding by half a step, either way. "
+        "Dots: ties.",
     )
+    ties = x[80::160]
+    (axes,) = figure.axes
+    axes.set_xticks(range(6))
+    axes.plot(
+        (ties.astype(np.float64) - 1) * 128, error(answer(x))[80::160], "o", color=look.INK, markersize=6
+    )
+    figure.alt_text += f" The {len(ties)} ties, marked with dots, are each off by half a step."
+    return figure
 
 
 def _make_narrow(n: int) -> Any:
@@ -807,7 +1161,7 @@ LESSON = Lesson(
     slug="bf16_bits",
     title="The bits of BF16",
     part=1,
-    minutes=50,
+    minutes=60,
     exercises=(_DECODE, _WIDEN, _TIES, _ROUND, _DEVICE),
     engine=EngineCard(
         mistakes=(
