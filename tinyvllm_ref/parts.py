@@ -483,7 +483,10 @@ def _import_file(path: Path, part: str) -> ModuleType:
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(path.parent)]
-    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would outlive a quick change
+    writes_bytecode, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # it would outlive a quick change
     try:
         importlib.invalidate_caches()
         return importlib.import_module(f"{package}.{path.stem}")

@@ -544,7 +544,8 @@ def test_a_fault_in_an_earlier_part_is_said_to_be_there(monkeypatch):
     cells.record(
         "# Exercise 06.1 - half\nk = cp.RawKernel(BLOCK_SUM_CUDA + r'''\n"
         'extern "C" __global__ void k(const float* x, float* out) {\n'
-        "    extern __shared__ float s[];\n    if (threadIdx.x < 2) out[threadIdx.x] = block_sum(1.0f, s);\n}\n''', 'k')\n"
+        "    extern __shared__ float s[];\n"
+        "    if (threadIdx.x < 2) out[threadIdx.x] = block_sum(1.0f, s);\n}\n''', 'k')\n"
     )
     with pytest.raises(CheckFailed) as caught:
         check("06.1")

@@ -10,8 +10,8 @@ from tinyvllm_ref import device, emulation
 
 from . import cells, my_engine, notebook, store
 from .answers import make_namespace, same_answer
-from .course_progress import lesson_complete
 from .compare import show
+from .course_progress import lesson_complete
 from .diagnosis import find_mistake
 from .exercise import CLEAN, Exercise, Mistake, Prediction
 from .exercises import exercise_of, lesson_of
@@ -28,7 +28,10 @@ SEED = 0
 # What the case groups are called in a report.
 _GROUP_TITLES = {CLEAN: "checks of memory and barriers"}
 
-_ORDER = "Without the checks the values of this case come out right here, by luck: another order of threads would show it."
+_ORDER = (
+    "Without the checks the values of this case come out right here, by luck: "
+    "another order of threads would show it."
+)
 _LUCK = {"DataRace": _ORDER, "BarrierDivergence": _ORDER}
 _NO_MATTER = "Without the checks the values of this case come out right all the same; a card may do anything."
 _WRONG_AS_WELL = "Without the checks the values are wrong as well."

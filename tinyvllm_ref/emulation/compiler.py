@@ -153,7 +153,10 @@ def _tidy(text: str) -> str:
         return "__shared__ inside of a macro is not emulated: write the declaration out"
     if "emu_managed_memory_is_not_emulated" in text:
         return "__managed__ memory is not emulated"
-    if "no matching function for call to 'emu_shared_reference" in text or "is a variably modified type" in text:
+    if (
+        "no matching function for call to 'emu_shared_reference" in text
+        or "is a variably modified type" in text
+    ):
         return (
             "the size of a __shared__ array must be a constant; for one that only the launch knows, "
             "declare extern __shared__ and pass shared_mem="
