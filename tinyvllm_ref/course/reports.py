@@ -287,8 +287,8 @@ class Table:
 class WrongStory:
     """What a mistake does to the text: its name and sentence, the story, how many tokens agree, the logit error.
 
-    The logit error is None where the part has no share in the logits of given tokens, as a tokenizer has none. `error` is
-    the text of the error where the engine could not write at all.
+    The logit error is None where the part has no share in the logits of given tokens, as a tokenizer has none.
+    `error` is the text of the error where the engine could not write at all.
     """
 
     name: str
