@@ -2,6 +2,8 @@
 refused kindly, and its kernels compile for a card."""
 
 import inspect
+import signal
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -103,6 +105,19 @@ def test_a_mistake_is_rejected_and_named(exercise, mistake, answer):
 def test_a_mistake_is_rejected_under_other_seeds(exercise, mistake, answer):
     for seed in (1, 2, 3):
         assert not verdict_of(exercise, answer, seed).passed, seed
+
+
+@each_exercise
+def test_whatever_an_answer_does_the_process_is_as_before(exercise):
+    """A run that fails must not leave tracing, signals or modes of the emulation behind."""
+    for mistake in exercise.mistakes[:4]:
+        before = tracemalloc.is_tracing(), signal.getsignal(signal.SIGALRM), emulation.current_mode()
+        verdict_of(exercise, mistake.answer)
+        assert before == (
+            tracemalloc.is_tracing(),
+            signal.getsignal(signal.SIGALRM),
+            emulation.current_mode(),
+        )
 
 
 @each_exercise

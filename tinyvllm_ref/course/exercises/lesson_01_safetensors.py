@@ -267,10 +267,12 @@ def _run_read(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
         tracemalloc.start()
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        views = answer(path)
-        peak = tracemalloc.get_traced_memory()[1] - before
-        if not already:
-            tracemalloc.stop()
+        try:
+            views = answer(path)
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            if not already:
+                tracemalloc.stop()
     if not isinstance(views, dict):
         what = type(views).__name__
         raise WrongAnswerType(f"read_safetensors gave back {what}; it must be a dict: name -> Tensor")
