@@ -738,7 +738,7 @@ def _sample_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def _run_sample(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    from tinyvllm_ref import SamplingParams
+    from tinyvllm_ref.sampling_params import SamplingParams
 
     logits, steps = lab.input("logits", inputs["logits"]), lab.input("steps", inputs["steps"])
     params = [SamplingParams(**one) for one in inputs["params"]]
