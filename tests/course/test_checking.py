@@ -8,9 +8,11 @@ import pytest
 
 from tinyvllm_ref import emulation
 from tinyvllm_ref.course import cells, checking, my_engine, store
+from tinyvllm_ref.course.answers import make_answer
 from tinyvllm_ref.course.checking import CheckFailed, check
 from tinyvllm_ref.course.exercise import Case, Exercise, Hints, Mistake, Tolerance
 from tinyvllm_ref.course.hints import hint, reset, solution
+from tinyvllm_ref.course.judging import judge
 from tinyvllm_ref.course.lessons import solution_cell, stub_cell
 from tinyvllm_ref.course.predictions import predict
 from tinyvllm_ref.parts import Parts, PartsError
@@ -565,7 +567,7 @@ def test_the_search_for_a_mistake_ends_in_time_and_goes_on_later(monkeypatch):
 
     exercise = checking.exercise_of("06.2")
     source = solution_cell("06.2").replace("s > 0", "s > 1")
-    verdict = checking.check_source("06.2", source)
+    verdict = judge(exercise, make_answer(exercise, source, emulation), emulation, checking.SEED)
     monkeypatch.setattr(diagnosis, "_results", {})
     clock = [0.0]
     real = diagnosis.judge_case

@@ -75,25 +75,14 @@ def check(id: str, answer: Any = ...) -> None:
         if answer is not ... and not same_answer(answer, namespace[exercise.answer]):
             raise _another(exercise)
         verdict = _judge(exercise, source, namespace[exercise.answer])
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        _fail(exercise, report_of_error(exercise, error))
-    except BaseException as error:  # PythonTimeout, sys.exit() in an answer
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # PythonTimeout and sys.exit() in an answer among them
         _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
         mistake = find_mistake(verdict, SEED, seconds=_PATIENCE) if _was_emulated(verdict) else None
         _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
-
-
-def check_source(id: str, source: str) -> Verdict:
-    """Judge the source of an answer cell in emulation, with nothing kept and nothing shown."""
-    exercise = exercise_of(id)
-    if isinstance(exercise, Prediction):
-        raise TypeError(f"{id} is a prediction")
-    answer = make_namespace(exercise, source, emulation)[exercise.answer]
-    return judge(exercise, answer, emulation, SEED)
 
 
 def _answer_source(exercise: Exercise, answer: Any) -> str:
@@ -301,6 +290,7 @@ def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool | None], ..
 def report_of_error(exercise: Exercise, error: BaseException) -> Report:
     """The report of an answer that could not be run at all."""
     source: tuple[tuple[int, str, bool], ...] = ()
+    fault_note = ""
     if isinstance(error, NotFilledIn):
         kind, headline = "not filled in", f"Not filled in yet: {error}."
     elif isinstance(error, OutsideNames):
@@ -310,11 +300,13 @@ def report_of_error(exercise: Exercise, error: BaseException) -> Report:
     else:
         fault = describe(error)
         kind, headline, source = "error", _headline(fault), fault.source
+        fault_note = "; ".join(fault.details)
     return Report(
         exercise=exercise.id,
         title=exercise.title,
         headline=headline,
         kind=kind,
         source=source,
+        fault_note=fault_note,
         next_step=f'hint("{exercise.id}")',
     )
