@@ -173,6 +173,43 @@ def test_a_process_may_fork_while_its_threads_launch():
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 bad of 40\n", "")
 
 
+FORKS_IN_AN_IMPORT = r"""
+import os, sys, threading, time
+from tinyvllm_ref.emulation import elf
+
+inside = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "elftools.elf.elffile":
+            inside.set()
+            time.sleep(0.5)
+
+sys.meta_path.insert(0, Slow())
+
+def read():
+    with open(sys.executable, "rb") as file:
+        return elf.elf_file(file).header["e_type"]
+
+thread = threading.Thread(target=read)
+thread.start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if read().startswith("ET_") else 1)
+thread.join()
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
+def test_a_process_may_fork_while_a_thread_imports_what_reads_elf_files():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS_IN_AN_IMPORT], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of addresses")
 def test_no_room_for_a_worker_is_a_python_error():
     code = r"""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cache, native, toolchain
+from .elf import elf_file
 from .errors import CompileException
 from .spaces import host_calls
 from .storage import FILE_PREFIX, HOME_PREFIX, TAG_PREFIX, TYPE_PREFIX
@@ -360,9 +361,7 @@ def _never_waits(path: Path) -> bool:
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":
             return False
-        from elftools.elf.elffile import ELFFile
-
-        symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
+        symbols: Any = elf_file(file).get_section_by_name(".dynsym")
         return symbols is not None and not any(symbols.get_symbol_by_name(name) for name in _WAITING)
 
 
@@ -395,9 +394,7 @@ def _image_size(path: Path) -> int:
     """Bytes of address space that the library takes."""
     with path.open("rb") as file:
         if file.read(4) == b"\x7fELF":
-            from elftools.elf.elffile import ELFFile
-
-            segments = [s for s in ELFFile(file).iter_segments() if s["p_type"] == "PT_LOAD"]
+            segments = [s for s in elf_file(file).iter_segments() if s["p_type"] == "PT_LOAD"]
             return int(max(s["p_vaddr"] + s["p_memsz"] for s in segments))
     return path.stat().st_size + (1 << 16)
 

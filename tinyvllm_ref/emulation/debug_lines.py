@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import SOURCE_NAME
+from .elf import elf_file
 
 
 def line_of(path: Path, offset: int) -> int:
@@ -77,12 +78,10 @@ def _ranges(dwarf: Any, unit: Any, die: Any) -> list[tuple[int, int]]:
 @functools.lru_cache(maxsize=64)
 def _tables(path: str) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
     """Line stretches of the source, and (start, end, calling line) of what was inlined into it."""
-    from elftools.elf.elffile import ELFFile
-
     rows: list[tuple[int, int, int]] = []
     inlined: list[tuple[int, int, int]] = []
     with open(path, "rb") as file:
-        dwarf = ELFFile(file).get_dwarf_info()
+        dwarf = elf_file(file).get_dwarf_info()
         for unit in dwarf.iter_CUs():
             rows += _line_rows(dwarf, unit)
             program = dwarf.line_program_for_CU(unit)
