@@ -48,7 +48,15 @@ def test_the_solution_passes_nbval(source, tmp_path):
     assert failed == set(), said
 
 
-@every_lesson
+# One lesson at each run of the tests; all of them, which take minutes, among the slow ones.
+one_lesson = pytest.mark.parametrize(
+    "source",
+    [pytest.param(path, marks=[] if path.stem.startswith("06_") else pytest.mark.slow) for path in SOURCES],
+    ids=lambda path: path.stem,
+)
+
+
+@one_lesson
 def test_the_lesson_fails_at_its_checks_and_only_there(source, tmp_path):
     """The lesson is made anew, so that this holds in a repository in which somebody learns."""
     made = to_lesson(read(source))
