@@ -937,3 +937,14 @@ def test_tables_do_not_name_a_function_twice() -> None:
     tables = [cp.ELEMENTWISE, cp.ARRAY, cp.SEQUENCE, cp.VARIADIC, cp.CREATION, cp.WRITING, cp.PLAIN]
     names = [name for table in tables for name in table] + [f.__name__ for f in cp.WRITTEN_OUT]
     assert len(names) == len(set(names))
+
+
+def test_sorting_is_stable_as_cupy_s_is():
+    keys = np.arange(1000, dtype=np.int32) % 7
+    order = cp.argsort(cp.asarray(keys))
+    np.testing.assert_array_equal(cp.asnumpy(order), np.argsort(keys, kind="stable"))
+    for call in (cp.argsort, cp.sort):
+        with pytest.raises(ValueError, match=r"kind can only be None or 'stable'.*'quicksort'"):
+            call(cp.asarray(keys), kind="quicksort")
+    with pytest.raises(ValueError, match="heapsort"):
+        cp.asarray(keys).sort(kind="heapsort")

@@ -139,9 +139,17 @@ def test_a_trace_holds_every_access_in_order():
     np.testing.assert_array_equal(reads["index"], np.arange(40) * 3)
     np.testing.assert_array_equal(reads["thread"], np.arange(40))
     assert set(rows["line"]) == {4}
-    with cp.trace(limit=10) as trace:
+    assert not trace.full
+
+
+def test_a_trace_says_when_it_is_full(capsys):
+    with cp.trace(limit=80) as trace:
+        run_copy(40, 3)  # 40 reads and 40 writes
+    assert (len(trace.rows), trace.full, capsys.readouterr().out) == (80, False, "")
+    with cp.trace(limit=79) as trace:
         run_copy(40, 3)
-    assert len(trace.rows) == 10
+    assert (len(trace.rows), trace.full) == (79, True)
+    assert "more than 79 accesses" in capsys.readouterr().out
 
 
 def test_event_times_are_nan():

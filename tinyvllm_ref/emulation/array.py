@@ -480,6 +480,18 @@ def _array_function(
     )
 
 
+def _stable(name: str) -> Callable[..., Any]:
+    """`sort` or `argsort`: CuPy's keep the order of equal elements, and know no other kind."""
+    function = getattr(np, name)
+
+    def call(a: Any, axis: Any = -1, kind: str | None = None) -> Any:
+        if kind not in (None, "stable"):
+            raise ValueError(f"kind can only be None or 'stable'; {name} got {kind!r}")
+        return function(a, axis=axis, kind="stable")
+
+    return call
+
+
 def _sequence_function(name: str, parameters: str) -> Callable[..., Any]:
     function = getattr(np, name)
 
@@ -980,7 +992,7 @@ class ndarray:
 
     def sort(self, axis: int = -1, kind: str | None = None) -> None:
         """Sort in place."""
-        _assign(self._host, np.sort(self._host, axis=axis))
+        _assign(self._host, _stable("sort")(self._host, axis, kind))
 
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Put the `kth` smallest element in its place, the smaller ones before it."""
@@ -1293,6 +1305,7 @@ def _table() -> dict[str, Callable[..., Any]]:
     """Every function of the list, by its name under ``cp.``."""
     table: dict[str, Callable[..., Any]] = {name: _elementwise(name) for name in ELEMENTWISE}
     special = {"matmul": _wide_product(np.matmul), "dot": _wide_product(np.dot)}
+    special |= {name: _stable(name) for name in ("sort", "argsort")}
     for name, parameters in ARRAY.items():
         table[name] = _array_function(name, parameters, special.get(name, getattr(np, name)), name)
     table |= {name: _sequence_function(name, parameters) for name, parameters in SEQUENCE.items()}

@@ -207,10 +207,13 @@ class Trace:
     rows : numpy.ndarray
         Structured array of :data:`TRACE_DTYPE`; ``block`` and ``thread`` are flat numbers, ``index`` counts
         elements of ``array``, and ``bytes`` is the size of the access.
+    full : bool
+        Whether a launch made more accesses than the limit: its later ones are not among the rows.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.full = False
         self._parts: list[np.ndarray[Any, Any]] = []
 
     @property
@@ -220,6 +223,12 @@ class Trace:
     def _collect(self, launched: Launched) -> None:
         runtime = native.runtime()
         count = runtime.emu_trace(None, 0)
+        if count > self.limit:  # the runtime keeps one more than it was asked for, to tell
+            count, self.full = self.limit, True
+            notice(
+                f"cp.trace(): a launch made more than {self.limit:,} accesses; only these are kept."
+                " cp.trace(limit=...) keeps more."
+            )
         entries = (_TraceEntry * max(1, count))()
         runtime.emu_trace(entries, count)
         lines: dict[int, int] = {}
@@ -246,12 +255,12 @@ def trace(limit: int = 100_000) -> Iterator[Trace]:
     if limit < 1:
         raise ValueError(f"trace(limit={limit}): the limit must be at least 1")
     before, _trace = _trace, Trace(limit)
-    native.runtime().emu_set_trace(limit)
+    native.runtime().emu_set_trace(limit + 1)
     try:
         yield _trace
     finally:
         _trace = before
-        native.runtime().emu_set_trace(before.limit if before else 0)
+        native.runtime().emu_set_trace(before.limit + 1 if before else 0)
 
 
 def _kind(access: int) -> str:
