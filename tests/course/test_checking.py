@@ -11,8 +11,9 @@ from tinyvllm_ref.course import cells, checking, my_engine, store
 from tinyvllm_ref.course.answers import make_answer
 from tinyvllm_ref.course.checking import CheckFailed, check
 from tinyvllm_ref.course.exercise import Case, Exercise, Hints, Mistake, Tolerance
+from tinyvllm_ref.course.exercises import exercise_of
 from tinyvllm_ref.course.hints import hint, reset, solution
-from tinyvllm_ref.course.judging import judge
+from tinyvllm_ref.course.judging import cases_of, judge
 from tinyvllm_ref.course.lessons import solution_cell, stub_cell
 from tinyvllm_ref.course.predictions import predict
 from tinyvllm_ref.parts import Parts, PartsError
@@ -337,6 +338,8 @@ def test_a_prediction_is_noted(capsys):
     predict("06.4", modulo=100, halves=50.5)
     assert capsys.readouterr().out == "06.4 noted: modulo = 100, halves = 50.5\n"
     assert store.entry("06.4")["predicted"] == {"modulo": 100, "halves": 50.5}
+    predict("06.4", modulo=1e6, halves=1000 / (2 * np.pi))
+    assert capsys.readouterr().out == "06.4 noted: modulo = 1,000,000, halves = 159.155\n"
 
 
 @pytest.mark.parametrize("number", [None, ..., "many", float("nan"), True])
@@ -357,6 +360,8 @@ def test_a_prediction_of_something_else():
 
 def test_hints_open_one_by_one(capsys):
     hint("06.1")
+    smallest = cases_of(exercise_of("06.1"), checking.SEED)[0][0].label
+    assert f"Take {smallest}." in " ".join(capsys.readouterr().out.split())
     hint("06.1")
     assert "open after a check that failed" in capsys.readouterr().out
     assert store.entry("06.1")["hints"] == [1]
@@ -585,3 +590,11 @@ def test_the_search_for_a_mistake_ends_in_time_and_goes_on_later(monkeypatch):
     assert found.name == "last round left out"
     assert tries > 0
     assert exercise.mistakes.index(found) > 0
+
+
+def test_what_a_variable_without_a_start_value_holds_is_named():
+    from tinyvllm_ref.course.compare import compare
+
+    got = np.array([1, -1.6947395e38, 3], np.float32)
+    difference = compare({"y": np.array([1, 2, 3], np.float32)}, {"y": got}, lambda name: Tolerance())
+    assert "1 of them -1.69e+38 (what a variable without a start value holds here)" in difference.counts

@@ -180,3 +180,16 @@ def test_another_thread_s_stack_is_out_of_bounds():
 }"""
     with pytest.raises(cp.OutOfBounds):
         run(code, 1, 2, cp.zeros(1, np.uint64), cp.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize("reads", ["sum += x[i]", "sum = x[i] + sum"])
+def test_a_sum_without_a_start_value_never_comes_out_right(reads):
+    code = f"""
+    extern "C" __global__ void total(const float* x, float* out, int n) {{
+        float sum;
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {reads};
+        out[threadIdx.x] = sum;
+    }}"""
+    x, out = cp.ones(96, np.float32), cp.empty(32, np.float32)
+    cp.RawKernel(code, "total")((1,), (32,), (x, out, np.int32(96)))
+    assert not (cp.asnumpy(out) == 3.0).any()

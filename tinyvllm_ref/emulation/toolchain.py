@@ -79,6 +79,8 @@ class Toolchain:
         stay += [f"-fsanitize={undefined}", f"-fsanitize-recover={undefined}"]
         if self.family != "gcc":
             stay += ["-fno-sanitize-trap=all"]
+        # A variable without a start value holds what no sum comes out right with, and not the zeros of a new stack.
+        stay += _supported_flag(self.command, "-ftrivial-auto-var-init=pattern")
         if self.family == "gcc":
             params = ["tsan-distinguish-volatile=1", "tsan-instrument-func-entry-exit=0"]
             # A float4 stays one access of 16 bytes, as on a card, where only some of its parts are used.
@@ -111,6 +113,14 @@ def _undefined_arguments(command: tuple[str, ...], family: str) -> list[str]:
         if subprocess.run(test, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:
             return ["-Xclang", flag]
     return []
+
+
+@functools.cache
+def _supported_flag(command: tuple[str, ...], flag: str) -> list[str]:
+    """The flag, where this version knows it."""
+    test = [*command, flag, "-x", "c++", "-E", "/dev/null", "-o", "/dev/null"]
+    done = subprocess.run(test, capture_output=True, stdin=subprocess.DEVNULL)
+    return [flag] if done.returncode == 0 else []
 
 
 @functools.cache
