@@ -102,6 +102,8 @@ class Engine:
             )
         requests = self._completion_requests(request)
         for added, one in enumerate(requests):
+            if one.params.max_tokens is None:
+                one.max_num_tokens = self.max_model_len  # a learner's scheduler does not know it
             try:
                 self.scheduler.add(one)
             except ValueError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 
 from tinyvllm_ref.sampling_params import SamplingParams
 
 
-class RequestState(Enum):
-    """Where a request is: in the queue, in the batch, or done with."""
+class RequestState(StrEnum):
+    """Where a request is: in the queue, in the batch, or done with. Each equals its text."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class Request:
     num_computed_tokens : int
         Tokens whose keys and values are in the cache.
     state : RequestState
-        Changed by the scheduler only.
+        Changed by the scheduler only; the text alone (``"running"``) will do.
     max_num_tokens : int
         Prompt and completion together can have so many; where ``max_tokens`` is None, the scheduler sets it.
     finish_reason : str or None
@@ -110,7 +110,7 @@ class Request:
 
     def __repr__(self) -> str:
         return (
-            f"Request({self.request_id!r}, {self.state.value}, prompt {self.num_prompt_tokens},"
+            f"Request({self.request_id!r}, {self.state}, prompt {self.num_prompt_tokens},"
             f" output {self.num_output_tokens}, computed {self.num_computed_tokens})"
         )
 
@@ -132,7 +132,7 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether it is done with."""
-        return self.state is RequestState.FINISHED
+        return self.state == RequestState.FINISHED
 
     def append(self, token: int) -> None:
         """Add a generated token."""

@@ -52,7 +52,15 @@ def install() -> None:
     if shell is None or getattr(shell, "_tinyvllm_records", False):
         return
     shell._tinyvllm_records = True
-    shell.events.register("pre_run_cell", lambda info: record(info.raw_cell or ""))
+    shell.events.register("pre_run_cell", lambda info: record(_as_run(shell, info.raw_cell or "")))
+
+
+def _as_run(shell: Any, source: str) -> str:
+    """A cell as IPython compiles it: among other things it empties lines of blanks, also within strings."""
+    try:
+        return str(shell.transform_cell(source))
+    except Exception:  # what can not be read is no answer that runs
+        return source
 
 
 def fingerprint(source: str) -> str:
@@ -127,5 +135,6 @@ def run_alone(source: str, name: str, given: Mapping[str, Any]) -> dict[str, Any
     # For tracebacks and inspect.getsource, as IPython does for its cells.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = {"__name__": "__answer__", **given}
-    exec(compile(ast.parse(source, filename), filename, "exec"), namespace)
+    # Not with this module's own __future__ imports: a dataclass cannot read annotations that are texts here.
+    exec(compile(ast.parse(source, filename), filename, "exec", dont_inherit=True), namespace)
     return namespace

@@ -27,7 +27,7 @@ from .wiring import wired
 
 MODEL = "tiny-stories"
 _WITHOUT_ENGINE = ("build_app",)
-_TEXT_ALONE = frozenset({"Tokenizer"})  # parts without a share in the logits of given tokens
+_TEXT_ALONE = frozenset({"Tokenizer", "Scheduler", "Engine"})  # parts without a share in the logits of given tokens
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,14 @@ class Task:
     max_tokens: int
     sampling: tuple[tuple[str, Any], ...]
     beside: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def of(cls, card: EngineCard) -> Task:
         """The task of a lesson's card: greedy, where the card does not say otherwise."""
         sampling = {"temperature": 0.0, **card.sampling}
-        return cls(card.prompt, card.max_tokens, tuple(sampling.items()), card.beside)
+        options = tuple(card.options.items())
+        return cls(card.prompt, card.max_tokens, tuple(sampling.items()), card.beside, options)
 
 
 def show_engine(number: str) -> None:
@@ -131,7 +133,7 @@ def write_story(parts: Parts, task: Task) -> Story:
     )
     launches: list[Any] = []
     with _engine_checks(), wired(counted), launch_reports.collect(launches):
-        llm = LLM(MODEL, parts=counted)
+        llm = LLM(MODEL, parts=counted, **dict(task.options))
         params = SamplingParams(max_tokens=task.max_tokens, **dict(task.sampling))
         output = llm.generate([*task.beside, task.prompt], params, use_tqdm=False)[-1]
     for part, function in (

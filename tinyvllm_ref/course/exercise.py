@@ -151,6 +151,8 @@ class Exercise:
         Where the parts are kept in ``my_engine/``.
     stretch : bool
         Marked so, and nothing depends on it.
+    riddle : bool
+        What is expected is the whole answer, and a report keeps it to itself.
     seconds : float
         The time that one case may take.
     """
@@ -173,6 +175,7 @@ class Exercise:
     makes: Mapping[str, str] = field(default_factory=dict)
     file: str = ""
     stretch: bool = False
+    riddle: bool = False
     seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -278,6 +281,8 @@ class EngineCard:
         Options of SamplingParams; without any the story is greedy.
     beside : tuple of str
         Further prompts that are in the batch, in front of `prompt`; their stories are not shown.
+    options : mapping
+        Of the engine: fields of EngineConfig, such as a small ``num_blocks``.
     without : tuple of str
         Parts of the learner's that stay out of this card, since the lesson's own part could not be seen with them.
     """
@@ -291,6 +296,7 @@ class EngineCard:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,6 +318,9 @@ class Lesson:
         Name of an exercise -> ``picture(answer, cp) -> Figure``, drawn by ``show`` from the learner's own run.
     works : mapping
         Name of an exercise -> :class:`Work`, measured by ``measure``.
+    passed : callable, optional
+        Called, with nothing, whenever an exercise of the lesson has just passed: the capstone's last one leaves a
+        program in ``my_engine/``.
     """
 
     number: str
@@ -323,6 +332,7 @@ class Lesson:
     engine: EngineCard = EngineCard()
     pictures: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     works: Mapping[str, Work] = field(default_factory=dict)
+    passed: Callable[[], None] | None = None
 
     def exercise(self, id: str) -> Exercise | Prediction:
         """One exercise by its id."""
