@@ -47,6 +47,19 @@ def test_every_error_is_there_with_its_own_line():
     assert "2 errors detected" in text
 
 
+@pytest.mark.parametrize(
+    "declared", ["int s[4] = {0}", "float s = 1.0f", "int s{3}", "int a, s[2] = {1, 2}, b"]
+)
+def test_shared_memory_has_no_start_value(declared):
+    """In NVRTC's words, and at the declaration alone."""
+    code = f'extern "C" __global__ void k(int* x) {{\n    __shared__ {declared};\n    x[0] = 1;\n}}'
+    words = "initializer not allowed for __shared__ variable"
+    text = message(code)
+    assert text.splitlines()[0] == f"kernel.cu(2): error: {words}"
+    assert text.splitlines()[-1].startswith("1 error")
+    assert words in nvrtc.compile_source(code, "compute_90").log
+
+
 def test_none_of_our_own_names_is_in_a_message():
     code = 'extern "C" __global__ void k(float* x) {\n    __shared__ float tile[4];\n    tile = x;\n}'
     text = message(code)

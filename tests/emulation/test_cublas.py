@@ -449,6 +449,8 @@ def test_more_addresses_that_are_wrong() -> None:
         call_gemm(alpha=array.data.ptr)
     with pytest.raises(TypeError, match="beta must be the address of a float32 in host memory"):
         call_gemm(beta=0.0)
+    with pytest.raises(TypeError, match=r"A must be an address of device memory \(array.data.ptr\)"):
+        call_gemm(A=array)
     with pytest.raises(CUDARuntimeError, match="not a multiple of its 4 byte elements"):
         call_gemm(A=array.data.ptr + 2)
     freed = zeros(30, np.float32)

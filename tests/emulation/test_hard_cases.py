@@ -193,3 +193,36 @@ def test_a_sum_without_a_start_value_never_comes_out_right(reads):
     x, out = cp.ones(96, np.float32), cp.empty(32, np.float32)
     cp.RawKernel(code, "total")((1,), (32,), (x, out, np.int32(96)))
     assert not (cp.asnumpy(out) == 3.0).any()
+
+
+_FILLED = {
+    "all threads": ("memset(s, 0, sizeof(s)); __syncthreads();", None),
+    "one thread": ("if (threadIdx.x == 0) memset(s, 0, n); __syncthreads();", None),
+    "copied": ("if (threadIdx.x == 0) memcpy(s, x, n); __syncthreads();", None),
+    "moved": ("if (threadIdx.x == 0) memmove(s, x, n); __syncthreads();", None),
+    "no barrier": ("if (threadIdx.x == 0) memset(s, 0, n);", "DataRace"),
+    "too many bytes": ("memset(s, 0, n + 4); __syncthreads();", "OutOfBounds"),
+    "too few bytes": ("memset(s, 0, n - 4); __syncthreads();", "UninitializedRead"),
+}
+
+
+@pytest.mark.parametrize("name", _FILLED)
+def test_memory_that_the_c_library_fills(name):
+    fill, fault = _FILLED[name]
+    code = f"""
+    extern "C" __global__ void k(const int* x, int* out, int n) {{
+        __shared__ int s[64];
+        {fill}
+        float one;
+        int bits = 0x3f800000;
+        memcpy(&one, &bits, 4);
+        out[threadIdx.x] = s[threadIdx.x] + one;
+    }}"""
+    x, out = cp.zeros(64, np.int32), cp.empty(64, np.int32)
+    kernel = cp.RawKernel(code, "k")
+    if fault is None:
+        kernel((1,), (64,), (x, out, np.int32(256)))
+        assert (cp.asnumpy(out) == 1).all()
+    else:
+        with pytest.raises(getattr(cp, fault)):
+            kernel((1,), (64,), (x, out, np.int32(256)))

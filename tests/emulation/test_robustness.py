@@ -233,3 +233,42 @@ def test_many_arrays_at_once():
     cp.RawKernel(code, "set")((1,), (10,), (arrays[17777],))
     assert float(arrays[17777].sum()) == 20
     assert float(arrays[17776].sum()) == 0
+
+
+FLOOD = r"""
+import contextlib, signal, threading
+import numpy as np
+from tinyvllm_ref import emulation as cp
+
+spin = cp.RawKernel('extern "C" __global__ void spin(volatile int* x) { while (x[0] == 0) ; }', "spin")
+one = cp.RawKernel('extern "C" __global__ void one(int* x) { x[0] = 1; }', "one")
+x = cp.zeros(1, np.int32)
+one((1,), (1,), (x,))  # from now on the timer's signal is taken
+x[0] = 0
+main, on, timeouts = threading.get_ident(), True, 0
+
+def flood():
+    while on:
+        with contextlib.suppress(BlockingIOError):  # the queue is full
+            signal.pthread_kill(main, signal.SIGRTMIN + 3)
+
+threads = [threading.Thread(target=flood) for _ in range(2)]
+for thread in threads: thread.start()
+for mode in ("fast", "full"):
+    try:
+        with cp.checks(mode), cp.timeout(0.2):
+            spin((1,), (1,), (x,))
+    except cp.KernelTimeout:
+        timeouts += 1
+on = False
+for thread in threads: thread.join()
+one((1,), (1,), (x,))
+print(timeouts, int(x[0]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the signal is not queued")
+def test_any_number_of_the_timer_s_signals_at_once():
+    """As a thread finds them that has waited for its processor on a busy machine, while the time limit passed."""
+    done = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 1\n", "")

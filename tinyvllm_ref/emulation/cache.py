@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import tempfile
@@ -15,6 +16,7 @@ import platformdirs
 _LIMIT_BYTES = 256 << 20
 _PRUNE_EVERY = 64  # files written by this process between two looks at the folder's size
 _written = 0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a full disk, a quota and a limit on files say
 
 
 def folder() -> Path:
@@ -61,8 +63,13 @@ def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
     whoever comes last wins with the same bytes.
     """
     global _written
-    for base in (folder(), _process_folder):
-        directory = base() if callable(base) else base
+    refused: OSError | None = None
+    for base in (folder, _process_folder):
+        try:
+            directory = base()
+        except OSError as error:
+            refused = error
+            continue
         path = directory / name
         if path.exists():
             with contextlib.suppress(OSError):
@@ -71,21 +78,28 @@ def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
         try:
             handle, made = tempfile.mkstemp(prefix=name + ".", suffix=".tmp", dir=directory)
             os.close(handle)
-        except OSError:
+        except OSError as error:
+            refused = error
             continue  # the disk is full, or the folder went away: try the next one
         try:
             make(Path(made))
             os.chmod(made, 0o700)
             os.replace(made, path)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(made)
-            raise
+            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+                raise
+            refused = error
+            continue
         _written += 1
         if _written % _PRUNE_EVERY == 0:
             prune(directory)
         return path
-    raise OSError("no folder for compiled kernels can be written to; set TINYVLLM_HOME to one that can")
+    raise OSError(
+        f"no folder for compiled kernels can be written to ({refused}). Free some space, or set TINYVLLM_HOME and "
+        "TMPDIR to folders on a disk that has some"
+    )
 
 
 def load(name: str, make: Callable[[Path], None]) -> tuple[ctypes.CDLL, Path]:

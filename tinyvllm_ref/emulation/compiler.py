@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import re
 import shlex
@@ -15,7 +16,7 @@ from . import cache, native, toolchain
 from .elf import elf_file
 from .errors import CompileException
 from .spaces import host_calls
-from .storage import FILE_PREFIX, HOME_PREFIX, TAG_PREFIX, TYPE_PREFIX
+from .storage import FILE_PREFIX, HOME_PREFIX, INITIALIZED_SHARED, TAG_PREFIX, TYPE_PREFIX
 from .translate import MISSING_HEADER, Kernel, Parameter, Translation, translate
 
 SOURCE_NAME = "kernel.cu"
@@ -152,6 +153,8 @@ def _tidy(text: str) -> str:
         return "inline PTX is not emulated: put it behind #ifdef __CUDA_ARCH__, with plain C++ in the #else"
     if "emu_shared_inside_a_macro_is_not_emulated" in text:
         return "__shared__ inside of a macro is not emulated: write the declaration out"
+    if INITIALIZED_SHARED in text:
+        return "initializer not allowed for __shared__ variable"
     if "emu_managed_memory_is_not_emulated" in text:
         return "__managed__ memory is not emulated"
     if (
@@ -338,7 +341,7 @@ def _missing_header(raw: str, translation: Translation) -> str:
 
 def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Exception:
     if "No space left on device" in raw:
-        return OSError(28, "no space left on the disk while compiling a kernel")
+        return OSError(errno.ENOSPC, "no space left on the disk while compiling a kernel")
     missing = _missing_header(raw, translation)
     text, errors = (missing, 0) if missing else format_messages(raw, translation)
     if errors:

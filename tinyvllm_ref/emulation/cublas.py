@@ -18,6 +18,8 @@ import itertools
 import struct
 from typing import Any, NoReturn
 
+import numpy as np
+
 from . import memory, native
 from .errors import CUBLASError, CUDARuntimeError, OutOfMemoryError
 
@@ -213,6 +215,7 @@ def _product(
     C: int, Ctype: int, ldc: int, strideC: int, batch: int, compute: int, algo: int,
 ) -> None:  # fmt: skip
     _check_handle(name, handle)
+    A, B, C = (_address(name, which, value) for which, value in (("A", A), ("B", B), ("C", C)))
     _check_numbers(name, transa, transb, m, n, k, lda, ldb, ldc, batch)
     _check_types(name, Atype, Btype, Ctype, compute, algo)
     if m == 0 or n == 0 or batch == 0:
@@ -304,6 +307,15 @@ def _check_types(name: str, Atype: int, Btype: int, Ctype: int, compute: int, al
         )
     if not -1 <= algo <= 115:
         _invalid(name, f"algo is {algo}; use -1 (CUBLAS_GEMM_DEFAULT)")
+
+
+def _address(name: str, which: str, value: Any) -> int:
+    """A device address; CuPy takes whole numbers alone, too."""
+    if not isinstance(value, int | np.integer):
+        raise TypeError(
+            f"{name}: {which} must be an address of device memory (array.data.ptr), not {type(value)}"
+        )
+    return int(value)
 
 
 def _read_scalar(name: str, argument: str, address: int) -> float:

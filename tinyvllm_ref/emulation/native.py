@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import shutil
 import tempfile
@@ -87,6 +88,8 @@ def _compile(target: Path) -> None:
         made = Path(work) / "runtime.so"
         whole = [] if compiler.is_macos else ["-Wl,-z,defs"]
         done = compiler.run([*_flags(), *sources, "-o", str(made), *whole, "-lc", "-lm", "-lpthread"])
+        if "No space left on device" in done.stderr:
+            raise OSError(errno.ENOSPC, "no space left on the disk while compiling the emulation's runtime")
         if done.returncode != 0:
             raise RuntimeError(
                 f"the emulation's runtime does not compile with {compiler.version}:\n{done.stderr.strip()}"

@@ -21,6 +21,7 @@ TYPE_PREFIX = "emu_type_"
 TAG_PREFIX = "emu_tag_"
 FILE_PREFIX = "emu_file_"
 HOME_PREFIX = "emu_home_"
+INITIALIZED_SHARED = "emu_shared_has_no_start_value"
 
 _MEMBER = {".", "->", "::"}
 _TYPES = {
@@ -68,7 +69,7 @@ def _declarators(tokens: list[Token]) -> tuple[int, list[list[Token]]]:
     depth = 0
     end = len(first)
     for k, token in enumerate(first):
-        if token.text == "[" and depth == 0:
+        if token.text in {"[", "="} and depth == 0:
             end = k
             break
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(token.text, 0)
@@ -174,6 +175,10 @@ def shared_edits(source: Source, k: int, start: int) -> tuple[list[Edit], list[s
         return [], []
     line, names, tail = source.line(k), [], []
     for declared in declarators:
+        declared, value = _without_value(declared)
+        if value:  # a compiler for cards refuses it, in these words
+            edits.append(Edit(value[0].start, value[-1].end, ""))
+            tail.append(f' static_assert(false, "{INITIALIZED_SHARED}");')
         token = next((token for token in declared if token.kind == "word"), None)
         if token is None:
             return [], []
@@ -203,6 +208,12 @@ def shared_edits(source: Source, k: int, start: int) -> tuple[list[Edit], list[s
         edits += _use_edits(source, stop + 1, around[-1].last, name, call, everywhere=jumped)
     edits.append(Edit(tokens[stop].end, tokens[stop].end, "".join(tail)))
     return edits, names
+
+
+def _without_value(declared: list[Token]) -> tuple[list[Token], list[Token]]:
+    """``a[2] = {0}`` -> ``a[2]`` and ``= {0}``."""
+    at = next((j for j, token in enumerate(declared) if token.text in {"=", "{"}), len(declared))
+    return declared[:at], declared[at:]
 
 
 def _take_alignment(source: Source, words: list[Token], edits: list[Edit]) -> tuple[list[Token], str]:

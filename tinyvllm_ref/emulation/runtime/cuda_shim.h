@@ -325,6 +325,23 @@ extern "C" void* memcpy(void*, const void*, size_t) noexcept;
 extern "C" void* memset(void*, int, size_t) noexcept;
 extern "C" void* memmove(void*, const void*, size_t) noexcept;
 #endif
+#if defined(EMU_FULL) && !defined(__clang__)
+// g++ leaves what it does not make an assignment of to the C library, where no access is seen.
+#define EMU_CHECKED_CALL(name, From)                                                          \
+    extern "C" void* emu_checked_##name(void* to, From from, size_t n, const void* pc);       \
+    static __attribute__((unused, noinline, no_sanitize_thread)) void* emu_call_##name(       \
+        void* to, From from, size_t n) {                                                      \
+        return emu_checked_##name(to, from, n, __builtin_return_address(0));                  \
+    }                                                                                         \
+    namespace std { using ::emu_call_##name; }
+EMU_CHECKED_CALL(memcpy, const void*)
+EMU_CHECKED_CALL(memmove, const void*)
+EMU_CHECKED_CALL(memset, int)
+#define EMU_IS_ASSIGNMENT(n) (__builtin_constant_p(n) && ((n) == 4 || (n) == 8 || (n) == 2 || (n) == 1))
+#define memcpy(to, from, n) (EMU_IS_ASSIGNMENT(n) ? __builtin_memcpy(to, from, n) : emu_call_memcpy(to, from, n))
+#define memmove(to, from, n) emu_call_memmove(to, from, n)
+#define memset(to, value, n) emu_call_memset(to, value, n)
+#endif
 
 // ---------------- memory that kernels allocate
 extern "C" void* emu_device_malloc(size_t bytes);

@@ -101,6 +101,9 @@ void on_signal(int number, siginfo_t* info, void* context) {
     else f.kind = kOutOfBounds;
     f.address = uint64_t(at);
     f.access = was_write(context) ? kWrite : kRead;
+    // The jump lets signals in again before it leaves this stack. A thread that had to wait for its processor has many of
+    // the timer's queued: each of them must find nothing to do, or they pile up until the stack is full.
+    w->running = 0;
     siglongjmp(w->escape, 1);
 }
 
