@@ -197,7 +197,7 @@ measure("04.2")
 # ## 04.3 · All tensors in one launch
 #
 # Suppose the bytes of the file are on the device already, in the file's order, and each tensor must go to its place in the arena. One
-# `memcpy` a tensor would do: 47 calls, or several hundred for a large model. A kernel can move them all **in one launch**.
+# `memcpy` a tensor would do, and be hundreds of calls for a large model. A kernel can move them all **in one launch**.
 #
 # A grid may have two dimensions. Here `blockIdx.y` is the number of a tensor, and the blocks in the direction of x share its elements, 256
 # each. The grid is as wide as the *longest* tensor needs. `source` and `target` say where each tensor begins, **in bytes**, in the file and in
@@ -311,7 +311,7 @@ else:
 # ## 04.5 · The weights in one arena
 #
 # Now the part. `views` maps the checkpoint's names to tensors (lesson 01: `dtype`, `shape` and the bytes as `data`). Give a dict of device arrays of
-# bfloat16 bits (`uint16`), under the names of the table above. Demanded are **one allocation** on the device and **one copy** to it: gather the tensors
+# bfloat16 bits (`uint16`), with the names and the shapes of the table above. Demanded are **one allocation** on the device and **one copy** to it: gather the tensors
 # on the host first, by your plan, and send the whole.
 #
 # Two things are there already. `bf16_bits(view)` gives a tensor's numbers as a flat `uint16` array, rounded where the file has 32 or 16 bits a number in
@@ -324,12 +324,14 @@ LAYER = {
     "input_layernorm": ["input_layernorm"],
     # BEGIN SOLUTION (2 lines): "qkv": query, key, value; "gate_up": gate, up (self_attn.?_proj and mlp.?_proj)
     "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-    # STUB "qkv": ["self_attn.q_proj"],  # replace these two lines
-    # STUB "gate_up": ["mlp.gate_proj"],
-    # END SOLUTION
     "o_proj": ["self_attn.o_proj"],
     "post_attention_layernorm": ["post_attention_layernorm"],
+    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+    # STUB "qkv": ["self_attn.q_proj"],  # replace this line
+    # STUB "o_proj": ["self_attn.o_proj"],
+    # STUB "post_attention_layernorm": ["post_attention_layernorm"],
+    # STUB "gate_up": ["mlp.gate_proj"],  # replace this line
+    # END SOLUTION
     "down_proj": ["mlp.down_proj"],
 }
 

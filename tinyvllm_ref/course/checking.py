@@ -17,9 +17,10 @@ from .exercise import CLEAN, Exercise, Mistake, Prediction
 from .exercises import exercise_of, lesson_of
 from .judging import CaseResult, Verdict, judge
 from .kinds import AnotherAnswer, NotFilledIn, OutsideNames
-from .lessons import stub_fingerprint
+from .lessons import stub_cell, stub_fingerprint
 from .reports import Report
 from .runner import Fault, describe, time_limit
+from .slips import slips_in
 
 _PATIENCE = 3.0  # seconds for the search of a known mistake, where none of its kernels is compiled yet
 SEED = 0
@@ -35,6 +36,14 @@ _ORDER = (
 _LUCK = {"DataRace": _ORDER, "BarrierDivergence": _ORDER}
 _NO_MATTER = "Without the checks the values of this case come out right all the same; a card may do anything."
 _WRONG_AS_WELL = "Without the checks the values are wrong as well."
+_IN_A_PART = (
+    "That line is in a part of an earlier exercise, which your kernel calls. Does every thread of the block call it, "
+    "with the shared memory that it needs?"
+)
+_IN_A_CALL = (
+    "The fault was found in a kernel that this line leads to, and the message has that kernel's names. Look at what "
+    "the call gets: is each array filled by now, as large as it must be, and in its place?"
+)
 
 
 class CheckFailed(Exception):
@@ -80,7 +89,9 @@ def check(id: str, answer: Any = ...) -> None:
     except BaseException as error:  # PythonTimeout and sys.exit() in an answer among them
         _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
-        mistake = find_mistake(verdict, SEED, seconds=_PATIENCE) if _was_emulated(verdict) else None
+        # With a line of the stub left in, half of the answer is the learner's: that says nothing of what they think.
+        known = _was_emulated(verdict) and not _left_of_stub(exercise, source)
+        mistake = find_mistake(verdict, SEED, seconds=_PATIENCE) if known else None
         _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
 
@@ -165,7 +176,13 @@ def _was_emulated(verdict: Verdict) -> bool:
 
 
 def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: Verdict) -> None:
-    my_engine.save(exercise, source, namespace)
+    try:
+        my_engine.save(exercise, source, namespace)
+    except OSError as error:
+        print(
+            f"{exercise.id} is right and is not kept: {my_engine.folder()} can not be written ({error}); set "
+            "TINYVLLM_MY_ENGINE to a folder that can, and check again"
+        )
 
     def change(entry: dict[str, Any]) -> None:
         entry["attempts"] = entry.get("attempts", 0) + 1
@@ -174,6 +191,9 @@ def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: V
 
     was_complete = lesson_complete(exercise.lesson)
     store.update(exercise.id, change)
+    passed = lesson_of(exercise.id).passed
+    if passed is not None:
+        passed()
     possible = sum(exercise.points.values())
     stretch = ", stretch" if exercise.stretch else ""
     print(f"{exercise.id} passed: {exercise.title} ({verdict.points} of {possible} points{stretch})")
@@ -205,20 +225,31 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None, cell: str = "")
     exercise, result = verdict.exercise, verdict.first_failure
     fault, difference = result.outcome.fault, result.difference
     notes: list[str] = []
-    if fault is not None:
+    source = fault.source if fault is not None else ()
+    fault_note = "; ".join(fault.details) if fault is not None else ""
+    if fault is not None and fault.kind == "NotFilledIn":
+        headline, kind = f"Not filled in yet: {fault.message}.", "not filled in"
+    elif fault is not None:
         headline, kind = _headline(fault), "error"
         if cell and _is_elsewhere(fault, cell):
-            notes.append(
-                "That line is in a part of an earlier lesson, which your kernel calls. Does every thread of the block "
-                "call it, with the shared memory that it needs?"
-            )
+            by_python = bool(fault.called) and "__global__" not in cell
+            if by_python:
+                source, fault_note = fault.called, f"in the kernel, {fault_note}"
+            notes.append(_IN_A_CALL if by_python else _IN_A_PART)
+        elif cell and fault.in_kernel:
+            source = _with_neighbours(fault.source, cell)
         if result.outcome.outputs is not None and fault.in_kernel:
             notes.append(_LUCK.get(fault.kind, _NO_MATTER) if difference is None else _WRONG_AS_WELL)
     else:
         assert difference is not None
         headline, kind = difference.headline, "wrong values" if difference.values else "not as asked"
+    notes += [f"`{line}` is a line of the stub." for line in _left_of_stub(exercise, cell)]
+    if mistake is None:
+        notes += slips_in(cell)
     counts, rows = (difference.counts, difference.rows) if difference is not None else ((), ())
     compiled_not = fault is not None and fault.kind == "CompileException"  # that is of no case
+    if exercise.riddle:
+        rows = tuple((index, "(yours to find)", got) for index, _, got in rows)
     later = next((other for other in verdict.results if not other.clean and fault is None), None)
     if later is not None and later.outcome.fault is not None:
         notes.append(f"Also, in the case {later.case.label}: {_headline(later.outcome.fault)}.")
@@ -230,8 +261,8 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None, cell: str = "")
         case={} if compiled_not else {"case": result.case.label, **_input_lines(result)},
         counts=counts,
         rows=rows,
-        source=fault.source if fault is not None else (),
-        fault_note="; ".join(fault.details) if fault is not None else "",
+        source=source,
+        fault_note=fault_note,
         mistake=(mistake.name, mistake.says) if mistake is not None else None,
         next_step=f'hint("{exercise.id}")',
         groups=_group_rows(verdict),
@@ -243,6 +274,31 @@ def _is_elsewhere(fault: Fault, cell: str) -> bool:
     """Whether a kernel's fault lies in text that was pasted in front of what the cell holds."""
     lines = [text.strip() for _, text, is_fault in fault.source if is_fault]
     return fault.in_kernel and bool(lines) and not any(line in cell for line in lines)
+
+
+def _with_neighbours(
+    source: tuple[tuple[int, str, bool], ...], cell: str
+) -> tuple[tuple[int, str, bool], ...]:
+    """A kernel's line that stands alone, with those around it in the cell; as it is where that is not clear."""
+    lines = [line.rstrip() for line in cell.splitlines()]
+    found = [k for k, line in enumerate(lines) if len(source) == 1 and line.strip() == source[0][1].strip()]
+    if len(found) != 1:
+        return source
+    (number, _, _), here = source[0], found[0]
+    first = max(k for k in range(here + 1) if k == max(0, here - 2) or '"""' in lines[k])
+    last = min(k for k in range(here, len(lines)) if k == min(len(lines) - 1, here + 2) or '"""' in lines[k])
+    return tuple(
+        (number + k - here, lines[k], k == here)
+        for k in range(first, last + 1)
+        if '"""' not in lines[k] or k == here
+    )
+
+
+def _left_of_stub(exercise: Exercise, cell: str) -> list[str]:
+    """Lines of the stub that say of themselves that they are to be replaced, and are still in a cell."""
+    kept = {line.strip() for line in cell.splitlines()}
+    marked = (line.strip() for line in (stub_cell(exercise.id) or "").splitlines())
+    return [line for line in dict.fromkeys(marked) if line.endswith("replace this line") and line in kept]
 
 
 def _headline(fault: Fault) -> str:
@@ -257,6 +313,12 @@ def _input_lines(result: CaseResult) -> dict[str, str]:
 def _input_text(value: Any) -> str:
     if isinstance(value, bool | int | float | str | bytes):
         return _cut(repr(value))
+    if (
+        isinstance(value, dict)
+        and 0 < len(value) <= 8
+        and all(isinstance(v, np.ndarray) for v in value.values())
+    ):
+        return _cut(", ".join(f"{name} {array.shape}" for name, array in value.items()))
     if isinstance(value, list | tuple | dict) and len(value) <= 8:
         return _cut(repr(value))
     if isinstance(value, list | tuple | dict):
@@ -277,7 +339,7 @@ def _group_rows(verdict: Verdict) -> tuple[tuple[str, int, int, bool | None], ..
     nothing_found = all(result.clean for result in verdict.results)
     return tuple(
         (
-            _GROUP_TITLES.get(name, f"{name} cases"),
+            _GROUP_TITLES.get(name, name if " " in name else f"{name} cases"),
             points[name] if earned else 0,
             points[name],
             # Nothing was found because nothing is right yet: neither passed nor failed.

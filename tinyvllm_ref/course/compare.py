@@ -167,22 +167,39 @@ def _compare_arrays(name: str, expected: Any, got: Any, tolerance: Tolerance) ->
         counts += [
             f"{int(test(flat_got[places]).sum()):,} of them {word}"
             for test, word in (
-                (np.isnan, "NaN (what nothing has written reads as NaN)"),
+                (_is_unwritten, "NaN (what nothing has written reads as NaN)"),
+                (_is_computed_nan, "NaN"),
                 (np.isinf, "infinite"),
                 (_has_no_start, f"{_NO_START_VALUE:.3g} (what a variable without a start value holds here)"),
             )
             if test(flat_got[places]).any()
         ]
-        if tolerance != Tolerance():
-            counts.append(
-                f"tolerance {tolerance.relative:g} relative, {tolerance.absolute:g} absolute: {tolerance.why}"
-            )
+    elif got.dtype.itemsize > 1 and got.dtype.kind in "iu" and _is_unwritten(flat_got[places]).any():
+        reads = show(flat_got[places][_is_unwritten(flat_got[places])][0])
+        counts.append(
+            f"{int(_is_unwritten(flat_got[places]).sum()):,} of them {reads} (so reads what nothing has written)"
+        )
+    if got.dtype.kind == "f" and tolerance != Tolerance():
+        counts.append(
+            f"tolerance {tolerance.relative:g} relative, {tolerance.absolute:g} absolute: {tolerance.why}"
+        )
     rows = tuple(
         (_index(name, int(place), expected.shape), show(flat_expected[place]), show(flat_got[place]))
         for place in places[:_SHOWN]
     )
     shown = tuple(int(place) for place in places[:_SHOWN])
     return Difference(f"`{name}` has wrong values", tuple(counts), rows, places=shown)
+
+
+def _is_unwritten(values: Any) -> Any:
+    """Where every bit is set, as in memory that is poisoned, be it with another sign; inf / inf has other bits."""
+    bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+    ones = np.iinfo(bits.dtype).max
+    return (bits == ones) | ((bits == ones >> 1) & (values.dtype.kind == "f"))
+
+
+def _is_computed_nan(values: Any) -> Any:
+    return np.isnan(values) & ~_is_unwritten(values)
 
 
 def _has_no_start(values: Any) -> Any:

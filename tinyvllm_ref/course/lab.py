@@ -83,6 +83,8 @@ class Lab:
         """What a part gave back: it must be the `out` that it was given, filled."""
         if value is not out:
             what = "None" if value is None else _a(type(value).__name__)
+            if type(value) is type(out):
+                what = "another array"
             raise WrongAnswerType(
                 f"the function gave back {what}; it must fill `{name}` and return that same array"
             )

@@ -193,9 +193,21 @@ class Report:
         for number, text, fault in self.source:
             line = f"{'->' if fault else '  '} {number:>{wide}} | {text.expandtabs(4)}".rstrip()
             lines.append(line if len(line) <= WIDTH else line[: WIDTH - 1] + "…")
-            if fault and self.fault_note:
-                lines += _paragraph(self.fault_note, " " * (wide + 6))
+            if fault and (says := self.says_of(number)):
+                lines += _paragraph(says, " " * (wide + 6))
         return lines
+
+    def says_of(self, line: int) -> str:
+        """The remark under a line: of two sides, each of which names its line, the one that is there."""
+        sides = [re.fullmatch(r"(.*), line (\d+)", side) for side in self.fault_note.split("; ")]
+        places = {int(side[2]) for side in sides if side}
+        if (
+            len(sides) < 2
+            or not all(sides)
+            or places != {number for number, _, fault in self.source if fault}
+        ):
+            return self.fault_note
+        return "; ".join(side[1] for side in sides if side and int(side[2]) == line)
 
     def _repr_html_(self) -> str:
         return self.render_html()

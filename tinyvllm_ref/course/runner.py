@@ -45,6 +45,8 @@ class Fault:
         Found by the checks of a kernel's run, so that the kernel can be run without these.
     details : tuple of str
         Further lines: who read, who wrote.
+    called : tuple of (int, str, bool)
+        Of a kernel's fault: the lines of the answer's Python code around the call that led to the launch.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Fault:
     source: tuple[tuple[int, str, bool], ...] = ()
     in_kernel: bool = False
     details: tuple[str, ...] = ()
+    called: tuple[tuple[int, str, bool], ...] = ()
 
 
 @dataclass
@@ -225,7 +228,8 @@ def describe(error: BaseException, answer: Any = None) -> Fault:
     kind = type(error).__name__
     if isinstance(error, emulation.KernelError):
         first, details = _kernel_words(str(error))
-        return Fault(kind, first, _kernel_lines(error, answer), in_kernel=True, details=details)
+        lines, called = _kernel_lines(error, answer), _calling_lines(error)
+        return Fault(kind, first, lines, in_kernel=True, details=details, called=called)
     if kind == "CompileException":
         return _compile_fault(str(error), str(getattr(error, "source", "")), answer)
     lines = _python_lines(error)
@@ -261,11 +265,23 @@ def _compile_fault(message: str, source: str, answer: Any) -> Fault:
     line, first = int(found[0][0]), found[0][1]
     more = (f"{len(found) - 1} more error{'s' if len(found) > 2 else ''} after it",) if len(found) > 1 else ()
     excerpt = _excerpt(source.split("\n"), {line}) if source else ()
+    first = _READ_ONLY.sub("assignment to an array that is declared const", first)
     where = f"line {line} of the kernel"
     if isinstance(answer, str) and line > answer.count("\n"):
         where = "in the kernel that calls your function (is its name right, is every brace closed?)"
-    return Fault("CompileException", f"{where}: {first}", excerpt, details=(*_remarks(first), *more))
+    text = next((text for number, text, _ in excerpt if number == line), "")
+    return Fault("CompileException", f"{where}: {first}", excerpt, details=(*_remarks(first, text), *more))
 
+
+# g++ and clang write the whole element out, as they read it.
+_READ_ONLY = re.compile(
+    r"assignment of read-only location '.*'"
+    r"|read-only variable is not assignable|cannot assign to variable '.*' with const-qualified type.*"
+)
+
+_UNKNOWN = (
+    r"['\"]({0})['\"] (was not declared|is undefined)|undeclared identifier '({0})'"  # g++, NVRTC; clang
+)
 
 # What a compiler says of a slip that Python readers make, and what to look for.
 _REMARKS = (
@@ -279,11 +295,35 @@ _REMARKS = (
     ),
     (r"expected '\(' (before|after 'if'|after 'while')", "C++ wants parentheses: if (...), while (...)"),
     (r"expected unqualified-id|expected '\}'|at end of input", "a brace may be missing, or one too many"),
+    (
+        r"declared const|must be a modifiable lvalue",
+        "what the parameter list calls const is only read; which array is to be written?",
+    ),
+    (
+        r"invalid types '.*' for array subscript|subscripted value is not an array|must have pointer-to-object type",
+        "an array is flat here: one index, row * columns + column",
+    ),
+    (
+        _UNKNOWN.format(r"shared|sync(threads|warp)|shfl\w*"),
+        "CUDA's own names begin with two underscores: __syncthreads()",
+    ),
+    (
+        _UNKNOWN.format("True|False|None|elif"),
+        "that is Python's; C++ writes true, false, nullptr, else if",
+    ),
+    (
+        r"initializer not allowed for __shared__",
+        "the threads of the block must write its first values, and wait",
+    ),
 )
 
 
-def _remarks(message: str) -> tuple[str, ...]:
-    return tuple(remark for pattern, remark in _REMARKS if re.search(pattern, message))
+def _remarks(message: str, line: str = "") -> tuple[str, ...]:
+    remarks = [remark for pattern, remark in _REMARKS if re.search(pattern, message)]
+    code, comment, _ = line.partition("//")
+    if comment and sum(map(code.count, "([")) > sum(map(code.count, ")]")):
+        remarks.insert(0, "// begins a comment in C++; / between whole numbers divides as Python's // does")
+    return tuple(remarks)
 
 
 _AROUND = 2  # lines shown before and after a fault
@@ -305,6 +345,18 @@ def _kernel_lines(error: Any, answer: Any) -> tuple[tuple[int, str, bool], ...]:
 def _excerpt(lines: list[str], marked: set[int]) -> tuple[tuple[int, str, bool], ...]:
     near = {n for line in marked for n in range(line - _AROUND, line + _AROUND + 1) if 1 <= n <= len(lines)}
     return tuple((n, lines[n - 1], n in marked) for n in sorted(near))
+
+
+def _calling_lines(error: BaseException) -> tuple[tuple[int, str, bool], ...]:
+    """The last line in a traceback of the cell that was judged: the outermost, not one that it builds on."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<exercise")
+    ]
+    own = [frame.lineno for frame in frames if frame.filename == frames[0].filename and frame.lineno]
+    if not own:
+        return ()
+    lines = [line.rstrip("\n") for line in linecache.getlines(frames[0].filename)]
+    return _excerpt(lines, {own[-1]})
 
 
 def _python_lines(error: BaseException) -> tuple[tuple[int, str, bool], ...]:

@@ -48,8 +48,15 @@ def _plan_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def _run_plan(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    offsets, total = answer([list(group) for group in inputs["groups"]])
-    return {"offsets": [[int(offset) for offset in group] for group in offsets], "total": int(total)}
+    import numpy as np
+
+    offsets, end = answer([list(group) for group in inputs["groups"]])
+    for number in (end, *(offset for group in offsets for offset in group)):
+        if not isinstance(number, int | np.integer):
+            raise TypeError(
+                f"the plan has a {type(number).__name__}, {float(number)}; memory is asked for and sliced by whole numbers (int)"
+            )
+    return {"offsets": [[int(offset) for offset in group] for group in offsets], "end": int(end)}
 
 
 def _expect_plan(inputs: Any) -> dict[str, Any]:
@@ -60,7 +67,7 @@ def _expect_plan(inputs: Any) -> dict[str, Any]:
         [int(start + inner) for inner in np.cumsum([0, *group[:-1]])]
         for start, group in zip(starts, inputs["groups"], strict=False)
     ]
-    return {"offsets": offsets, "total": int(starts[-1])}
+    return {"offsets": offsets, "end": int(starts[-1])}
 
 
 def _plan(*changes: tuple[str, str]) -> str:
@@ -146,6 +153,44 @@ for sizes in groups:
             _plan(("        starts = []\n", "        starts, end = [], 0\n")),
             "All groups share one arena, so a group begins where the one before it ended, rounded up.",
             "Which bytes of the arena does your second group take, and whose are they?",
+            variants=(
+                _plan(
+                    (
+                        "            starts.append(end)\n            end += size\n",
+                        "            starts.append(sum(sizes[: len(starts)]))\n",
+                    ),
+                    (_ROUND, "        end += sum(sizes)\n" + _ROUND),
+                ),
+            ),
+        ),
+        Mistake(
+            "the last group not rounded up",
+            _plan(
+                ("        starts = []\n", "        starts = []\n" + _ROUND),
+                (_ROUND + "        offsets", "        offsets"),
+            ),
+            "Rounding at the beginning of each group places all groups right, and leaves the arena's own size as it falls. It is "
+            "rounded up as well: 768 in the example.",
+            "Where does your last group end, and what is the next multiple of 256?",
+        ),
+        Mistake(
+            "ends instead of beginnings",
+            _plan(
+                (
+                    "            starts.append(end)\n            end += size\n",
+                    "            end += size\n            starts.append(end)\n",
+                )
+            ),
+            "An offset says where a tensor begins. Note it down before the tensor's own size is added.",
+            "The first tensor of all begins at byte 0. What is your first offset?",
+        ),
+        Mistake(
+            "numbers that are not whole",
+            _plan((_ROUND, "        end = np.ceil(end / 256) * 256\n")),
+            "np.ceil and / give floats, and nothing can be sliced or allocated by a float. // divides whole numbers, and int(...) "
+            "makes one of a float.",
+            "What is the type of end after your rounding?",
+            variants=(_plan((_ROUND, "        end = -(-end / 256 // 1) * 256\n")),),
         ),
         Mistake(
             "offsets in elements",
@@ -264,6 +309,16 @@ _MOVE = Exercise(
             "A tensor of 3 elements has elements 0, 1 and 2. What does i = 3 move?",
         ),
         Mistake(
+            "i halved as well",
+            _move(
+                "arena[target[tensor] / 2 + i] = file[source[tensor] / 2 + i]",
+                "arena[(target[tensor] + i) / 2] = file[(source[tensor] + i) / 2]",
+            ),
+            "Only source and target are bytes. i counts elements already: halved with them, two threads move one and the same "
+            "element, and half of the tensor stays behind.",
+            "Which element of the tensor does the thread with i = 1 move?",
+        ),
+        Mistake(
             "the count is taken for bytes",
             _move("i < count[tensor]", "i < count[tensor] / 2"),
             "count is already in elements; only source and target are bytes. Half of each tensor stays behind.",
@@ -374,6 +429,10 @@ return clock() - start""",
             "When the first clock is read the card may still be busy with what was launched before, and the second synchronise "
             "waits for that as well. Begin with an empty queue.",
             "What is in the queue at the moment at which you read the first clock?",
+            variants=(
+                _time("synchronize()", "launch()", "start = clock()", "launch()", "synchronize()"),
+                _time("launch()", "start = clock()", "synchronize()", "launch()", "synchronize()"),
+            ),
         ),
         Mistake(
             "first call counted",
@@ -519,9 +578,9 @@ def _one_of_each(inputs: Any, outputs: Any, observed: Any) -> str | None:
 _LOAD_TEXT = """LAYER = {
     "input_layernorm": ["input_layernorm"],
     "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
     "o_proj": ["self_attn.o_proj"],
     "post_attention_layernorm": ["post_attention_layernorm"],
+    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
     "down_proj": ["mlp.down_proj"],
 }
 
@@ -763,6 +822,7 @@ def _picture(answer: Any, cp: Any) -> Any:
     return figures.byte_strip(
         segments,
         title="tiny-stories in your arena",
+        end=-(-max(segment.stop for segment in segments) // _ALIGNMENT) * _ALIGNMENT,
         zoom=(min(segment.start for segment in layer), max(segment.stop for segment in layer)),
     )
 

@@ -145,6 +145,23 @@ _BOUNDS = Exercise(
             "by 3. A mend must keep to the specification.",
             "x = 3 6. By the specification, what is y[0]?",
         ),
+        Mistake(
+            "the ends copied",
+            _smooth(
+                ("        int left = i > 0 ? i - 1 : 0, right = i < n - 1 ? i + 1 : n - 1;\n", ""),
+                ("(x[left] + x[i] + x[right]) / 3.0f",
+                 "i == 0 || i == n - 1 ? x[i] : (x[i - 1] + x[i] + x[i + 1]) / 3.0f"),
+            ),
+            "The ends are left as they are. By the specification they are means as well, in which the nearest element counts twice.",
+            "x = 3 6. By the specification, what is y[0]?",
+        ),
+        Mistake(
+            "the far end taken for a neighbour",
+            _smooth(("int left = i > 0 ? i - 1 : 0, right = i < n - 1 ? i + 1 : n - 1;",
+                     "int left = (i + n - 1) % n, right = (i + 1) % n;")),
+            "That closes the curve to a ring, as Python's x[-1] would. Here what is missing counts as the nearest element.",
+            "x = 3 6 9. Which element does your kernel use to the left of 3?",
+        ),
     ),
 )  # fmt: skip
 
@@ -267,7 +284,10 @@ def _max_cases(rng: np.random.Generator) -> list[Case]:
         case(3, 129, 256, "awkward"),
         case(2, 64, 64, "awkward"),
         case(2, int(rng.integers(520, 1000)), 1024, "awkward"),
-    ]
+        # As low as a row of scores may be: below any "large negative number", and above -INFINITY.
+        Case("1 row of 5 around -2e38, 8 threads",
+             {"x": -rng.uniform(1.9e38, 2.1e38, (1, 5)).astype(np.float32), "threads": 8}, "awkward"),
+    ]  # fmt: skip
 
 
 def _run_max(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
@@ -279,14 +299,25 @@ def _run_max(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     return {"out": lab.get(out)}
 
 
-def _no_early_return(inputs: Any, outputs: Any, observed: Any) -> str | None:
+def _reduced_together(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    """No thread leaves early, and the threads find the maximum together."""
     left = [text for report in observed.launches for text in report.warnings if "had returned" in text]
-    if not left:
-        return None
-    return (
-        "The values are right, and threads without an element return before a __syncthreads() at which the others wait. CUDA "
-        "wants every thread of the block at a barrier"
-    )
+    if left:
+        return (
+            "The values are right, and threads without an element return before a __syncthreads() at which the others wait. "
+            "CUDA wants every thread of the block at a barrier"
+        )
+    # A tree reads a row twice, and asks shared memory less than once an element: a warp's request is for 32 of them.
+    alone = observed.total("global_read_bytes") > 3 * inputs["x"].nbytes
+    requests = observed.total("shared_requests")
+    moved = observed.total("shared_read_bytes") + observed.total("shared_write_bytes")
+    one_by_one = inputs["threads"] >= 1024 and requests > inputs["x"].size and moved < 32 * requests
+    if alone or one_by_one:
+        return (
+            "The values are right, and the reduction is gone: a thread goes through the whole row by itself. Keep the tree, and "
+            "mend who passes its barriers"
+        )
+    return None
 
 
 _minus_max = _text(
@@ -317,7 +348,7 @@ _DIVERGENT = Exercise(
     run=_run_max,
     expected=lambda inputs: {"out": inputs["x"] - inputs["x"].max(axis=1, keepdims=True)},
     points=_POINTS,
-    verify=_no_early_return,
+    verify=_reduced_together,
     hints=Hints(
         question="Take {case}. Which threads come to the first barrier, and what do the others do meanwhile?",
         rule="Only the load and the comparison depend on whether a thread has an element. The loop and its barriers do not: every "
@@ -373,6 +404,45 @@ for (int s = blockDim.x / 2; s > 0; s /= 2) {
             "not.",
             "How many threads come to your first barrier, and how many has the block?",
         ),
+        Mistake(
+            "the reduction taken out",
+            """minus_max = cp.RawKernel(r\"""
+extern "C" __global__ void minus_max(const float* x, float* out, int n) {
+    const float* row = x + blockIdx.x * n;
+    float most = -INFINITY;
+    for (int k = 0; k < n; k++) most = fmaxf(most, row[k]);
+    if (threadIdx.x < n) out[blockIdx.x * n + threadIdx.x] = row[threadIdx.x] - most;
+}
+\""", "minus_max")
+""",
+            "No barrier, no divergence: every thread searches the whole row by itself, n times the work. The fault was where the "
+            "barriers stood, and not that there are any.",
+            "How often does your kernel read each element of a row?",
+            variants=(
+                _minus_max(
+                    ("    for (int s = blockDim.x / 2; s > 0; s /= 2) {\n"
+                     "        if (t < s && t + s < n) cell[t] = fmaxf(cell[t], cell[t + s]);\n"
+                     "        __syncthreads();\n    }\n",
+                     "    if (t == 0)\n        for (int k = 1; k < n; k++) cell[0] = fmaxf(cell[0], cell[k]);\n    __syncthreads();\n"),
+                ),
+            ),
+        ),
+        Mistake(
+            "empty cells filled with a large negative number",
+            _minus_max(
+                ("if (t < n) cell[t] = x[blockIdx.x * n + t];", "cell[t] = t < n ? x[blockIdx.x * n + t] : -1e30f;"),
+                ("if (t < s && t + s < n)", "if (t < s)"),
+            ),
+            "-1e30 is a number like others: a float goes down to -3.4e38, and a row that lies below your number loses to it. What "
+            "changes no maximum is -INFINITY.",
+            "Is there a float that is less than your filling?",
+            variants=(
+                _minus_max(
+                    ("if (t < n) cell[t] = x[blockIdx.x * n + t];", "cell[t] = t < n ? x[blockIdx.x * n + t] : -1e9f;"),
+                    ("if (t < s && t + s < n)", "if (t < s)"),
+                ),
+            ),
+        ),
     ),
 )  # fmt: skip
 
@@ -410,6 +480,12 @@ def _expect_histogram(inputs: Any) -> dict[str, Any]:
     return {"out": np.stack([np.bincount(row, minlength=256) for row in inputs["symbols"]]).astype(np.int32)}
 
 
+def _in_shared(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    if observed.total("shared_requests"):
+        return None
+    return "The counts are right, and shared memory is not used. Gather a block's counts in `count`, as the kernel did"
+
+
 _ZERO = "    for (int b = t; b < 256; b += blockDim.x) count[b] = 0;\n"
 _COUNT = "    for (int i = t; i < n; i += blockDim.x) atomicAdd(&count[symbols[blockIdx.x * n + i]], 1);\n"
 _SYNC = "    __syncthreads();\n"
@@ -424,6 +500,15 @@ _histogram = _text(
     _ZERO + _SYNC + _COUNT + _SYNC,
 )
 
+_STORE = "    for (int b = t; b < 256; b += blockDim.x) out[blockIdx.x * 256 + b] = count[b];\n"
+
+
+def _histogram_with(count: str, body: str, store: str = _STORE) -> str:
+    """An answer in which `count` is declared in another way."""
+    head = 'extern "C" __global__ void histogram(const unsigned char* symbols, int* out, int n) {\n'
+    return _kernel("histogram", head + count + "    int t = threadIdx.x;\n", body, store)
+
+
 _UNSET = Exercise(
     id="08.4",
     title="what was there before",
@@ -433,6 +518,7 @@ _UNSET = Exercise(
     run=_run_histogram,
     expected=_expect_histogram,
     points=_POINTS,
+    verify=_in_shared,
     hints=Hints(
         question="Take {case}. What is in count[7] before the first thread adds 1 to it? Who put it there?",
         rule="A __shared__ array begins with whatever the block before left in it. All 256 cells must be set to 0, by however many "
@@ -478,6 +564,31 @@ __syncthreads();""",
             "The cells are set now, and ++ reads, adds and writes in three steps: two threads with the same byte lose one of their "
             "counts. atomicAdd was right.",
             "Two threads meet the same byte at the same time. What do both read, and what do both write?",
+        ),
+        Mistake(
+            "a start value for shared memory",
+            _histogram_with("    __shared__ int count[256] = {0};\n", _COUNT + _SYNC),
+            "A __shared__ variable can not be declared with values: it belongs to the whole block, and no thread is the one that "
+            "would set it. The threads must write them, and wait.",
+            "Which of the block's threads should do what your = {0} asks for?",
+        ),
+        Mistake(
+            "count is each thread's own",
+            _histogram_with("    int count[256] = {0};\n", _COUNT + _SYNC),
+            "Without __shared__ every thread has 256 cells of its own, and sees its own counts alone. The cells must be the block's.",
+            "Thread 3 has counted a byte. In whose count does it stand, and who stores it?",
+        ),
+        Mistake(
+            "shared memory left out",
+            _histogram_with(
+                "",
+                "    for (int b = t; b < 256; b += blockDim.x) out[blockIdx.x * 256 + b] = 0;\n" + _SYNC
+                + _COUNT.replace("count[", "out[blockIdx.x * 256 + "),
+                "",
+            ),
+            "Counting in out directly is right, and each addition now goes to global memory. Shared memory is near, and is "
+            "there to gather in.",
+            "Where do the counts of a block lie while it counts?",
         ),
     ),
 )  # fmt: skip
@@ -591,6 +702,12 @@ out[i] = e / total;""",
             "How many threads come to your barrier?",
         ),
         Mistake(
+            "only the warp waits",
+            _softmax(("    __syncthreads();\n", "    __syncwarp();\n")),
+            "__syncwarp() holds 32 threads together. A wider row has several warps, and another warp may still have to read its maximum.",
+            "A row of 64 has two warps. Which of them does your barrier hold?",
+        ),
+        Mistake(
             "the maximum taken out",
             _softmax(
                 ("    float most = reduce(x[i], cell, true);\n    __syncthreads();\n", ""),
@@ -693,6 +810,12 @@ _OVERFLOW = Exercise(
             "A float has 24 bits of precision: above 16,777,216 it can not tell neighbouring whole numbers apart. The offset is near "
             "the right one, and not it.",
             "Which whole number comes after 16,777,216 in float32?",
+        ),
+        Mistake(
+            "only one of two products made wide",
+            _offset(("((long long)layer[i] * slots + slot[i]) * width", "1LL * layer[i] * slots * width + slot[i] * width")),
+            "The first product is wide now. slot * width beside it is a product of two ints still, and overflows by itself.",
+            "Which multiplications does your line have, and which of them has a long long in it?",
         ),
     ),
 )  # fmt: skip

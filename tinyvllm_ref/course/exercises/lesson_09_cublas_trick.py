@@ -142,6 +142,12 @@ _NAIVE = Exercise(
             _naive("x[t * K + k]", "x[t * N + k]"),
             "Row t of x begins t * K elements in: a row of x has K elements. N is the width of out.",
             "x is (T, K). Where does its row 1 begin?",
+            variants=(
+                _naive(
+                    "bf16_to_float(x[t * K + k]) * bf16_to_float(w[n * K + k])",
+                    "bf16_to_float(x[t * N + k]) * bf16_to_float(w[n * N + k])",
+                ),
+            ),
         ),
         Mistake(
             "out written transposed",
@@ -157,6 +163,12 @@ _NAIVE = Exercise(
             "A bf16 here is an unsigned short that holds bits. Multiplied as it is, 1.0 counts as 16,256. "
             "bf16_to_float makes the number of the bits.",
             "What is the value of the unsigned short whose bits mean 1.0?",
+            variants=(
+                _naive(
+                    "bf16_to_float(x[t * K + k]) * bf16_to_float(w[n * K + k])",
+                    "(float)x[t * K + k] * (float)w[n * K + k]",
+                ),
+            ),
         ),
         Mistake(
             "the sum kept in out",
@@ -171,6 +183,31 @@ _NAIVE = Exercise(
             "out begins with whatever was in that memory, and += adds to it. Add up in a variable of the thread, which "
             "begins with 0; it stays in a register, too.",
             "What is in out before the first addition?",
+        ),
+        Mistake(
+            "two indices in one bracket",
+            _naive(
+                "bf16_to_float(x[t * K + k]) * bf16_to_float(w[n * K + k])",
+                "bf16_to_float(x[t, k]) * bf16_to_float(w[n, k])",
+            ),
+            "x[t, k] is NumPy's. In C++ the comma forgets what stands before it: this is x[k], row 0 for every thread. An array is "
+            "flat here; where row t begins, you must say yourself.",
+            "How many elements lie in front of row t of x?",
+        ),
+        Mistake(
+            "T and N exchanged in the guard",
+            _naive("t < T && n < N", "n < T && t < N"),
+            "t counts rows of out, of which there are T, and n columns, of which there are N. Exchanged, the guard lets threads "
+            "through that have no element and stops others that have one.",
+            "out is (T, N). How far does t run, and how far n?",
+        ),
+        Mistake(
+            "a sum of whole numbers",
+            _naive("float sum = 0.0f", "bf16 sum = 0"),
+            "A bf16 here is an unsigned short: each addition to it cuts off what stands behind the point, and below 0 it begins again "
+            "at 65,535. Add up in a float.",
+            "Which numbers can your sum hold?",
+            variants=(_naive("float sum = 0.0f", "int sum = 0"),),
         ),
     ),
 )
@@ -220,6 +257,19 @@ extern "C" __global__ void product_tiled(const bf16* x, const bf16* w, float* ou
 '''
 
 
+def _by_tiles(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    """Each block brings an element of a tile once: between this and a read for every product lies a factor of up to 16."""
+    (tokens, depth), width = inputs["x"].shape, len(inputs["w"])
+    tiled = 2 * depth * (tokens * -(-width // _TILE) + width * -(-tokens // _TILE))
+    read = observed.total("global_read_bytes")
+    if observed.total("shared_requests") and 2 * read <= 3 * tiled:
+        return None
+    return (
+        f"The values are right, and {read:,} bytes were read from global memory. With every element brought to a tile of the block "
+        f"once, and read there, it would be {tiled:,}"
+    )
+
+
 _BARRIER = "        __syncthreads();\n"
 _INNER = "        for (int c = 0; c < TILE; c++) sum += x_tile[ty][c] * w_tile[tx][c];\n"
 
@@ -233,6 +283,7 @@ _TILED = Exercise(
     expected=_expect,
     points={"small": 1, "awkward": 2, "clean": 1},
     tolerance=_PRODUCT,
+    verify=_by_tiles,
     uses=("BF16_CUDA",),
     hints=Hints(
         question="Take {case}. In the first step of the loop, which element of x does thread (tx, ty) = (3, 0) bring, "
@@ -318,6 +369,45 @@ if (____) out[t * N + n] = sum;""",
             "brings a diagonal of w into each row of the tile.",
             "Thread (3, 0) fills cell [0][3] of w_tile. Which row of w belongs into row 0?",
         ),
+        Mistake(
+            "row ty of w_tile",
+            _tiled(("w_tile[tx][c]", "w_tile[ty][c]")),
+            "ty is the row of out that a thread makes, and tx the column: out[t][n] needs row ty of x_tile and row tx of w_tile.",
+            "Two threads with the same ty make different outputs. What must differ in what they read?",
+        ),
+        Mistake(
+            "nothing stops k",
+            _tiled(("t < T && k < K ?", "t < T ?"), ("row < N && k < K ?", "row < N ?")),
+            "Where K is not a multiple of 16, the last step has columns that do not exist: k goes past the row, into the next one, and "
+            "at the end out of the array.",
+            "K = 33: which k do the threads of the third step have?",
+        ),
+        Mistake(
+            "stored without a guard",
+            _tiled(("    if (t < T && n < N) out", "    out")),
+            "All threads bring and add, and those whose element of out does not exist must not store.",
+            "out has one row. Where does the thread with ty = 1 write?",
+        ),
+        Mistake(
+            "the kernel of 09.1 again",
+            _tiled(
+                (
+                    _TILED_BODY,
+                    _NAIVE_BODY,
+                )
+            ),
+            "The numbers are right, and nothing is shared: every thread still fetches both of its rows from global memory by itself.",
+            "How often does your block read the first element of x from global memory?",
+            variants=(
+                _tiled(
+                    (
+                        "        for (int c = 0; c < TILE; c++) sum += x_tile[ty][c] * w_tile[tx][c];\n",
+                        "        for (int c = start; c < min(K, start + TILE); c++)\n"
+                        "            if (t < T && n < N) sum += bf16_to_float(x[t * K + c]) * bf16_to_float(w[n * K + c]);\n",
+                    )
+                ),
+            ),
+        ),
     ),
 )
 
@@ -400,6 +490,11 @@ def _run_call(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             raise ValueError(
                 f"call[{name!r}] is {answer[name]!r}; it must be 'N' (as it is) or 'T' (transposed)"
             )
+    for name in names[4:]:
+        if isinstance(answer[name], bool) or not isinstance(answer[name], int | np.integer):
+            raise ValueError(
+                f"call[{name!r}] is {answer[name]!r}; it must be a whole number, for these two matrices"
+            )
     sizes = {name: int(answer[name]) for name in names[4:]}
     # cuBLAS makes these checks as well, and on a card says only that some value is invalid.
     rows = {
@@ -409,10 +504,12 @@ def _run_call(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     }
     for name, least in rows.items():
         if sizes[name] < least:
-            refused = type(f"Refused_{name}", (ValueError,), {})
+            matrix = {"lda": answer["A"], "ldb": answer["B"], "ldc": "out"}[name]
+            refused = type("CUBLASError", (ValueError,), {})
             raise refused(
-                f"cuBLAS refuses {name} = {sizes[name]}: one column of that matrix, as it lies in memory, has {least} elements "
-                "with your flags and sizes"
+                f"cuBLAS refuses {name} = {sizes[name]}. You ask for op(A) op(B) with A = {answer['A']}, opA = {answer['opA']}, "
+                f"B = {answer['B']}, opB = {answer['opB']}: with your sizes a column of {matrix}, as it sees that in memory, has "
+                f"{least} elements, and the next one can not begin earlier"
             )
     out = lab.output(64)
     one, zero = np.array(1, np.float32), np.array(0, np.float32)
@@ -480,6 +577,7 @@ _DERIVE = Exercise(
             "These are the flags of a row-major library. cuBLAS is column-major: what it takes for (5, 7) with leading "
             "dimension 7 are not the rows of x.",
             "Column 0 of A, as cuBLAS sees it, begins with which elements of x?",
+            variants=(_call(A="x", opA="N", B="w", opB="T", m=5, n=3, k=7, lda=7, ldb=7, ldc=3),),
         ),
         Mistake(
             "result transposed",
@@ -515,6 +613,13 @@ _DERIVE = Exercise(
             "From out[0][0] to out[1][0], how many numbers is that?",
         ),
         Mistake(
+            "the flags exchanged",
+            _call(opA="N", opB="T"),
+            "w comes first, and it is w that must be turned back: cuBLAS sees w^T and is to use w. x^T, as it sees x, is what "
+            "stands in w x^T.",
+            "Which of the two matrices does cuBLAS see the other way round from how the product needs it?",
+        ),
+        Mistake(
             "x transposed as well",
             _call(opB="T", ldb=7),
             "cuBLAS sees x^T already, and x^T is what stands in w x^T. A flag T would turn it back into x.",
@@ -542,10 +647,38 @@ def _linear_cases(rng: np.random.Generator) -> list[Case]:
 def _run_linear(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     x, w = lab.input("x", inputs["x"]), lab.input("w", inputs["w"])
     out = lab.output((len(inputs["x"]), len(inputs["w"])))
-    return {"out": lab.returned(answer(x, w, out), out)}
+    copies = 0
+    arrays = lab.cp.ndarray
+    ways = ("get", "set")
+    originals = {way: getattr(arrays, way) for way in ways}
+
+    def counted(way: str) -> object:
+        def copy(self: object, *args: object, **kwargs: object) -> object:
+            nonlocal copies
+            copies += 1
+            return originals[way](self, *args, **kwargs)
+
+        return copy
+
+    emulated = getattr(lab.cp, "is_emulation", False)
+    if emulated:  # a card's array type can not be changed; there the copies are not counted
+        for way in ways:
+            setattr(arrays, way, counted(way))
+    try:
+        returned = answer(x, w, out)
+    finally:
+        if emulated:
+            for way in ways:
+                setattr(arrays, way, originals[way])
+    return {"out": lab.returned(returned, out), "copies": copies}
 
 
 def _no_copies(inputs: Any, outputs: Any, observed: Any) -> str | None:
+    if outputs["copies"]:
+        return (
+            f"The numbers are right, and {outputs['copies']} copies went between the card and the host. The product is to be made "
+            "where its matrices lie, by one call of cublasGemmEx"
+        )
     if observed.allocations:
         return (
             f"The numbers are right, and {observed.allocations} array(s) were made on the device on the way. The flags and "
@@ -677,11 +810,11 @@ return ____""",
             "Which numbers does cuBLAS write first: those of one token, or those of one output?",
         ),
         Mistake(
-            "alpha as float64",
+            "alpha reads as 0",
             _linear(("ONE, ZERO = np.array(1, np.float32)", "ONE, ZERO = np.array(1.0)")),
-            "np.array(1.0) is a float64, and cuBLAS reads the first four bytes at the address as a float32. These are the low "
-            "bits of 1.0, all zero, so alpha is 0 and so is every result.",
-            "cuBLAS is given an address. How does it know what kind of number lies there?",
+            "At alpha's address cuBLAS found no float32 of 1. np.array(1.0) is a float64, whose first four bytes are zeros. And an "
+            "array that is made inside of the call is gone when its address has been taken: the next one, beta, may lie there.",
+            "cuBLAS is given an address. What lies there when it reads four bytes, and who keeps it alive?",
         ),
         Mistake(
             "beta is 1",
@@ -697,15 +830,51 @@ return ____""",
             "Your inputs are 16 bits wide. Which of the two 16-bit formats did you name?",
         ),
         Mistake(
-            "a transposed copy of w",
+            "an array made on the way",
             _linear(
                 ("    N = len(w)\n", "    N = len(w)\n    wt = cp.ascontiguousarray(w.T)\n"),
                 ("cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N", "cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N"),
                 ("w.data.ptr, BF16, K, x", "wt.data.ptr, BF16, N, x"),
             ),
-            "It works, and it copies the whole weight at every call: more bytes than the product itself reads. Flag T does the "
-            "same without moving one.",
-            "How many bytes does your function move before the product begins?",
+            "It works, and it makes an array at every call. A transposed copy of w moves more bytes than the product itself reads; "
+            "flag T does the same without moving one. And the result can go straight to out.",
+            "How many bytes does your function move besides the product?",
+            variants=(
+                _linear(
+                    ("    N = len(w)\n", "    N = len(w)\n    y = cp.empty((T, N), np.float32)\n"),
+                    ("out.data.ptr", "y.data.ptr"),
+                    ("    return out", "    out[...] = y\n    return out"),
+                ),
+            ),
+        ),
+        Mistake(
+            "NumPy on the host",
+            """def linear(x, w, out):
+    def wide(bits):
+        return (bits.get().astype(np.uint32) << 16).view(np.float32)
+
+    out.set(wide(x) @ wide(w).T)
+    return out
+""",
+            "Every weight crosses the narrow road of lesson 04 for each token, and the host does the work of the card.",
+            "Where do x and w lie, and where is your product made?",
+        ),
+        Mistake(
+            "out declared as bfloat16",
+            _linear(("FLOAT32, N, COMPUTE", "BF16, N, COMPUTE")),
+            "out holds float32, type 0. Declared as bfloat16, each result is written in two bytes, so that two of them make one float "
+            "of out, and its second half stays as it was.",
+            "How many bytes has an element of out, and how many does your call write for one?",
+        ),
+        Mistake(
+            "the numbers of 09.4",
+            _linear(
+                ("        N, T, K,\n", "        3, 5, 7,\n"),
+                ("w.data.ptr, BF16, K, x.data.ptr, BF16, K,", "w.data.ptr, BF16, 7, x.data.ptr, BF16, 7,"),
+                ("FLOAT32, N, COMPUTE", "FLOAT32, 3, COMPUTE"),
+            ),
+            "3, 5 and 7 were one pair of matrices. The function gets any: N, T and K take their places.",
+            "Which of the numbers in your call come from x and w?",
         ),
         Mistake(
             "out not returned",
@@ -763,7 +932,8 @@ def _work(large: tuple[int, int, int], small: tuple[int, int, int]) -> Work:
         small_read_bytes=reads(small),
         small_write_bytes=4 * small[0] * small[1],
         small_label=label(small),
-        note="One thread an output: threads side by side read w a whole row apart, so each of them moves a sector of its own.",
+        note="One thread an output: threads side by side read w a whole row apart, so each of them moves a sector of its own. "
+        "Asked for are the bytes that are read and those of out, which are written.",
     )
 
 
@@ -780,7 +950,7 @@ LESSON = Lesson(
         mistakes=(
             ("09.5", "result transposed"),
             ("09.5", "inputs declared as float16"),
-            ("09.5", "alpha as float64"),
+            ("09.5", "alpha reads as 0"),
         ),
         note="Your linear makes every matrix product of the model: four a layer and one for the logits.",
     ),

@@ -125,7 +125,11 @@ class Segment:
 
 @in_one_look
 def byte_strip(
-    segments: Sequence[Segment], *, title: str = "The file, to scale", zoom: tuple[int, int] | None = None
+    segments: Sequence[Segment],
+    *,
+    title: str = "The file, to scale",
+    zoom: tuple[int, int] | None = None,
+    end: int | None = None,
 ) -> AltFigure:
     """A file as a strip of bytes, to scale; what nobody names is hatched.
 
@@ -137,6 +141,8 @@ def byte_strip(
         Heading.
     zoom : (int, int), optional
         A range of bytes [start, stop) that is drawn once more in a second, magnified strip.
+    end : int, optional
+        Bytes of the whole, where something follows the last segment.
 
     Returns
     -------
@@ -145,11 +151,15 @@ def byte_strip(
     Raises
     ------
     ValueError
-        If there is no segment, one is reversed or two overlap, or `zoom` is no range inside the file.
+        If there is no segment, one is reversed or two overlap, `zoom` is no range inside the file, or a segment
+        goes on behind `end`.
     """
     need_some("byte_strip(segments)", segments, "segment")
     parts = _in_order(segments)
-    end = parts[-1].stop
+    if end is None:
+        end = parts[-1].stop
+    elif end < parts[-1].stop:
+        raise ValueError(f"byte_strip(end={end:,}): {parts[-1].name} goes on to byte {parts[-1].stop:,}")
     kinds = list(dict.fromkeys(part.kind for part in parts if part.kind))
     sheet = Sheet()
     sheet.title(title, f"{byte_count(end)} ({end:,} bytes) in {plural(len(parts), 'part')}")
@@ -172,7 +182,7 @@ def byte_strip(
     entries: list[tuple[str, dict[str, Any]]] = [
         (kind, {"fill": look.hue(k).fill, "edge": look.hue(k).line}) for k, kind in enumerate(kinds)
     ]
-    holes = _holes(parts)
+    holes = end - sum(part.stop - part.start for part in parts)
     if holes:
         entries.append((f"named by nobody: {holes:,} bytes", {"fill": look.WASTE, "hatch": look.HATCH}))
     if entries:
@@ -197,17 +207,13 @@ def _in_order(segments: Sequence[Segment]) -> list[Segment]:
     return parts
 
 
-def _holes(parts: Sequence[Segment]) -> int:
-    return parts[-1].stop - sum(part.stop - part.start for part in parts)
-
-
 def _strip(sheet: Sheet, parts: Sequence[Segment], kinds: list[str], low: int, high: int) -> None:
     """Draw the bytes [low, high) over the width of the sheet, with names inside or under the strip."""
     scale, top, tall = sheet.inner / (high - low), sheet.y, 0.34
     sheet.box(sheet.left, top, sheet.inner, tall, fill=look.WASTE, hatch=look.HATCH)
     outside: list[tuple[float, str, float]] = []
     for part in parts:
-        if part.stop < low or part.start > high or (part.stop == low < part.start) or part.start == high:
+        if part.stop < low or part.start > high or (part.start < part.stop == low) or part.start == high:
             continue
         x = sheet.left + (max(part.start, low) - low) * scale
         wide = (min(part.stop, high) - max(part.start, low)) * scale
