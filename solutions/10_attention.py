@@ -156,9 +156,9 @@ check("10.1", score_kernel)
 show("10.1")
 
 # %% [markdown]
-# This head reads the token before, nearly always. Nobody has told it to: training did. (`<bos>` is the token that
-# begins every text, and its column is dark in many heads. Weights must add up to 1, so a head that finds nothing has
-# to look *somewhere*.)
+# This head reads one token back, or two, nearly always. Nobody has told it to: training did. (`<bos>` is the token
+# that begins every text, and its column is dark in many heads. Weights must add up to 1, so a head that finds nothing
+# has to look *somewhere*.)
 #
 # ## 10.2 · Softmax, a block a row
 #

@@ -29,7 +29,7 @@ BF16_CUDA, BLOCK_SUM_CUDA = earlier("BF16_CUDA", "BLOCK_SUM_CUDA")
 
 # %% [markdown]
 # > **Fast track.** You know grouped-query attention? Pass [12.4](#12.4-·-No-copies:-the-part), which is three lines, and try the
-# > [stretch](#12.5-·-Read-once-for-the-group-*(stretch)*).
+# > [stretch](#12.5-·-Read-once-for-the-group-(stretch)).
 
 # %% [markdown]
 # ## The question
@@ -151,9 +151,8 @@ check("12.2", repeat_heads)
 # arrays again, in every layer.
 #
 # Let *tiny-stories* (5 layers, 6 query and 2 KV heads of 32) go on with a prompt of 5 tokens for 48 tokens. In the
-# first step there are 5 tokens, in the next 6, in the last
-# 52. How many bytes of copies (keys and values) are made in one layer in the last step? And in all layers and all
-#     steps together?
+# first step there are 5 tokens, in the next 6, and 52 in the last. How many bytes of copies (keys and values) are
+# made in one layer in the last step? And in all layers and all steps together?
 
 # %%
 # Exercise 12.3 - what copying costs

@@ -28,11 +28,15 @@ def failed_cells(notebook: Path, folder: Path) -> tuple[int, set[int], str]:
         How many code cells ran, the numbers of those that failed (from 0, code cells alone), and what pytest said.
     """
     report = folder / f"{notebook.stem}.xml"
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    command = [sys.executable, "-m", "pytest", "-p", "nbval.plugin", "--nbval", "--nbval-current-env"]
+    command += ["--nbval-cell-timeout=120"]
     command += ["-q", "-p", "no:cacheprovider", "--color=no", f"--junitxml={report}", str(notebook)]
     with scratch_environment() as environment:
         for name in [name for name in environment if name.startswith("PYTEST_")]:
             del environment[name]
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+            "1"  # they load longer than a notebook runs
+        )
         done = subprocess.run(
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900
         )

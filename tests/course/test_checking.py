@@ -10,12 +10,14 @@ from tinyvllm_ref import emulation
 from tinyvllm_ref.course import cells, checking, my_engine, store
 from tinyvllm_ref.course.answers import make_answer
 from tinyvllm_ref.course.checking import CheckFailed, check
+from tinyvllm_ref.course.compare import compare
 from tinyvllm_ref.course.exercise import Case, Exercise, Hints, Mistake, Tolerance
 from tinyvllm_ref.course.exercises import exercise_of
 from tinyvllm_ref.course.hints import hint, reset, solution
 from tinyvllm_ref.course.judging import cases_of, judge
 from tinyvllm_ref.course.lessons import solution_cell, stub_cell
 from tinyvllm_ref.course.predictions import predict
+from tinyvllm_ref.course.slips import slips_in
 from tinyvllm_ref.parts import Parts, PartsError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -26,6 +28,7 @@ def _learner(tmp_path, monkeypatch):
     monkeypatch.setenv("TINYVLLM_MY_ENGINE", str(tmp_path / "my engine"))
     monkeypatch.setattr(store, "path", lambda: tmp_path / "home" / "progress.json")
     monkeypatch.setattr(cells, "_recorded", {})
+    monkeypatch.setattr(checking, "_PATIENCE", 60.0)  # on a busy machine
 
 
 def run_cell(source, name=None):
@@ -521,12 +524,52 @@ def test_the_input_stands_beside_a_wrong_element(doubled):
         ("int k = 1\n    out[0] = k;", "a ; may be missing"),
         ("int k = blockIdx * blockDim;", "triples: write .x"),
         ("if n > 0 { out[0] = x[0]; }", "C++ wants parentheses"),
+        ("out[0] = x[n//2];", "// begins a comment"),
+        ("x[0] = 1;", "const is only read"),
+        ("out[0] = x[0][0];", "row * columns + column"),
+        ("syncthreads();", "two underscores"),
+        ("bool odd = True;", "true, false, nullptr"),
+        ("__shared__ int count[4] = {0};", "must write its first values"),
     ],
 )
 def test_slips_of_python_readers_get_a_remark(line, says):
     report = failing("06.1", kernel_cell(f"    {line}"), "sum_modulo")
     assert says in report.fault_note
     assert report.case == {}
+
+
+def test_two_indices_in_one_bracket_get_a_remark():
+    """Where no mistake of the exercise is that one."""
+    report = failing("06.1", kernel_cell("    out[blockIdx.x] = x[blockIdx.x, threadIdx.x];"), "sum_modulo")
+    assert any("this is `x[threadIdx.x]`" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "y = x[1, 2]",
+        'K = """__global__ void k(int* x) { x[min(1, 2)] = 3; int y[2] = {1, 2}; } // x[1, 2]"""',
+        "not Python (",
+    ],
+)
+def test_what_is_no_slip(cell):
+    assert slips_in(cell) == ()
+
+
+def test_a_nan_that_was_computed_is_told_from_memory_that_nothing_wrote():
+    def counts(got: np.ndarray) -> tuple[str, ...]:
+        difference = compare({"y": np.zeros_like(got)}, {"y": got}, lambda name: Tolerance())
+        assert difference is not None
+        return difference.counts
+
+    unwritten = np.full(3, 0xFFFFFFFF, np.uint32).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        computed = np.full(2, np.inf, np.float32) / np.inf
+    assert counts(unwritten)[1:] == ("3 of them NaN (what nothing has written reads as NaN)",)
+    assert counts(-unwritten)[1:] == counts(unwritten)[1:]
+    assert counts(computed)[1:] == ("2 of them NaN",)
+    assert counts(np.array([-1, 5], np.int32))[1:] == ("1 of them -1 (so reads what nothing has written)",)
+    assert counts(np.array([5, 6], np.int32))[1:] == ()
 
 
 def test_bit_patterns_are_shown_in_hexadecimal():
@@ -556,7 +599,7 @@ def test_a_fault_in_an_earlier_part_is_said_to_be_there(monkeypatch):
     )
     with pytest.raises(CheckFailed) as caught:
         check("06.1")
-    assert any("part of an earlier lesson" in note for note in caught.value.report.notes)
+    assert any("part of an earlier exercise" in note for note in caught.value.report.notes)
 
 
 def _run_half(answer, inputs, lab):
@@ -598,3 +641,56 @@ def test_what_a_variable_without_a_start_value_holds_is_named():
     got = np.array([1, -1.6947395e38, 3], np.float32)
     difference = compare({"y": np.array([1, 2, 3], np.float32)}, {"y": got}, lambda name: Tolerance())
     assert "1 of them -1.69e+38 (what a variable without a start value holds here)" in difference.counts
+
+
+def test_a_fault_in_a_kernel_that_python_led_to_shows_the_call():
+    """13.4 has no kernel of its own: the line to look at is the call, not one of add_rms_norm's."""
+    source = solution_cell("13.4")
+    begin, end = source.index("    if layer == 0"), source.index("    qkv = ")
+    call = '    add_rms_norm(x, residual, weight("input_layernorm"), eps, h)'
+    report = failing("13.4", f"{source[:begin]}{call}\n{source[end:]}", "decoder_layer")
+    assert [text for _, text, fault in report.source if fault] == [call]
+    assert any("this line leads to" in note for note in report.notes)
+    assert report.mistake is not None
+    assert report.mistake[0] == "x added in layer 0 as well"
+
+
+def test_a_kernels_line_in_a_function_stands_among_its_neighbours():
+    source = solution_cell("13.3").replace("if (i >= n) return;", "if (i > n) return;")
+    cells.record(source)
+    with pytest.raises(CheckFailed) as caught:
+        check("13.3")
+    report = caught.value.report
+    faults = [text.strip() for _, text, fault in report.source if fault]
+    assert len(faults) == 1
+    assert len(report.source) > 1
+    assert all(text in source for _, text, _ in report.source)
+
+
+def test_a_line_of_the_stub_that_is_left_is_named_and_no_mistake_is():
+    stub, source = stub_cell("14.1"), solution_cell("14.1")
+    left = "    return false;  // replace this line"
+    assert left in stub
+    beats = next(line for line in source.splitlines() if "a.value" in line)
+    report = failing("14.1", source.replace(beats, left), "BLOCK_BEST_CUDA")
+    assert report.mistake is None
+    assert "`return false;  // replace this line` is a line of the stub." in report.notes
+
+
+def test_a_riddle_keeps_its_answer_to_itself():
+    source = solution_cell("14.5")
+    wrong = source.replace("pairs side by side", "not rotated")
+    report = failing("14.5", wrong, "found")
+    assert report.rows == (("what", "(yours to find)", "'not rotated'"),)
+    assert "pairs side by side" not in report.render_text()
+    assert {name: points for name, points, _, _ in report.groups} == {
+        "model A": 1,
+        "model B": 0,
+        "model C": 1,
+    }
+    half = source.replace('("layers.3.rope", "pairs side by side")', "(None, None)")
+    report = failing("14.5", half, "found")
+    assert report.kind == "not filled in"
+    assert "found['B']" in report.headline
+    typo = source.replace("future tokens seen", "the future")
+    assert "must be one of FAULTS" in failing("14.5", typo, "found").headline

@@ -66,13 +66,19 @@ def same_signature(one: CaseResult, other: CaseResult) -> bool:
     if kinds[0] != kinds[1]:
         return False
     if kinds[0] == "OutOfBounds":
-        # Without the checks such a kernel gets whatever lies there, which is not the same twice.
-        return _numbers_in(one) == _numbers_in(other)
+        # Without the checks such a kernel gets whatever lies there, which is not the same twice; a kernel whose values
+        # come out right all the same is another than one whose do not.
+        return _numbers_in(one) == _numbers_in(other) and _ended(one) == _ended(other)
     if (one.difference is None) != (other.difference is None):
         return False
     if _said(one) != _said(other):
         return False
     return _same(one.outcome.outputs, other.outcome.outputs)
+
+
+def _ended(result: CaseResult) -> tuple[bool, bool]:
+    """Whether there are values without the checks, and whether they are right."""
+    return result.outcome.outputs is not None, result.right
 
 
 def _said(result: CaseResult) -> str:

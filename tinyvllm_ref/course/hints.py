@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from . import my_engine, notebook, store
+from .checking import SEED
 from .exercise import Exercise, Prediction
 from .exercises import exercise_of, lesson_of
+from .judging import cases_of
 from .lessons import solution_cell, stub_cell
 from .reports import HintCard
 
@@ -53,8 +55,13 @@ def _text(exercise: Exercise | Prediction, tier: int, entry: dict[str, Any]) -> 
             for mistake in exercise.mistakes:
                 if mistake.name == entry.get("mistake"):
                     return mistake.question
-        return exercise.hints.question.replace("{case}", entry.get("case") or "the smallest case")
+        return exercise.hints.question.replace("{case}", entry.get("case") or _smallest(exercise))
     return exercise.hints.rule if tier == 2 else exercise.hints.code
+
+
+def _smallest(exercise: Exercise | Prediction) -> str:
+    """The label of an exercise's first case, for whoever asks before a check has failed."""
+    return cases_of(exercise, SEED)[0][0].label if isinstance(exercise, Exercise) else ""
 
 
 def solution(id: str, anyway: bool = False) -> None:

@@ -20,7 +20,7 @@ from .answers import make_answer
 from .exercise import Exercise, Prediction, Work
 from .exercises import exercise_of, lesson_of
 from .figures import display_figure
-from .predictions import predicted
+from .predictions import in_words, predicted
 from .reports import Table
 
 
@@ -79,7 +79,7 @@ def _measure_prediction(exercise: Prediction) -> None:
     for name, quantity in exercise.quantities.items():
         actual = quantity.measure()
         unit = f" {quantity.unit}" if quantity.unit else ""
-        rows.append((quantity.label, f"{mine[name]:,}{unit}", f"{_short(actual)}{unit}"))
+        rows.append((quantity.label, f"{in_words(mine[name])}{unit}", f"{_short(actual)}{unit}"))
     notebook.display(
         Table(
             title=f"{exercise.id} {exercise.title}",

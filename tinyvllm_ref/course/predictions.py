@@ -48,7 +48,7 @@ def predict(id: str, **numbers: Any) -> None:
         entry.setdefault("passed", store.now())
 
     store.update(id, change)
-    listed = ", ".join(f"{name} = {_plain(numbers[name]):,}" for name in wanted)
+    listed = ", ".join(f"{name} = {in_words(_plain(numbers[name]))}" for name in wanted)
     print(f"{id} noted: {listed}")
     if not was_complete and lesson_complete(exercise.lesson):
         notebook.celebrate(lesson_of(id))
@@ -57,6 +57,11 @@ def predict(id: str, **numbers: Any) -> None:
 def predicted(id: str) -> dict[str, float]:
     """What was predicted; empty where nothing was."""
     return dict(store.entry(id).get("predicted", {}))
+
+
+def in_words(number: float) -> str:
+    """A predicted number as it is shown: ``16,777,216`` or ``159.155``, without the digits that nobody wrote."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
 
 
 def _is_number(value: Any) -> bool:

@@ -220,6 +220,25 @@ _SCORES = Exercise(
             _scores(("q[i * head_dim + d]", "q[i * n + d]"), ("k[j * head_dim + d]", "k[j * m + d]")),
             "q is (n, head_dim): a row has head_dim elements, so row i begins i * head_dim in. The same holds for k.",
             "How many numbers lie between the beginnings of two rows of k?",
+            variants=(_scores(("k[j * head_dim + d]", "k[d * m + j]")),),
+        ),
+        Mistake(
+            "scores written by columns",
+            _scores(("scores[i * m + j]", "scores[j * n + i]")),
+            "scores is (n, m): the scores of a query lie side by side, m of them, and score (i, j) is element i * m + j. This is "
+            "the transposed array.",
+            "Where does the row of query 1 begin?",
+        ),
+        Mistake(
+            "a large number for minus infinity",
+            _scores(("MINUS_INFINITY;", "-1e30f;")),
+            "Softmax makes 0 of it as long as the row has another score. But it is a score like any other, and minus infinity costs "
+            "no more: MINUS_INFINITY stands above the kernel.",
+            "What are the weights of a row with nothing but -1e30 in it?",
+            variants=(
+                _scores(("MINUS_INFINITY;", "-1e9f;")),
+                _scores(("MINUS_INFINITY;", "-3.402823466e38f;")),
+            ),
         ),
     ),
 )
@@ -255,7 +274,15 @@ def _softmax_cases(rng: np.random.Generator) -> list[Case]:
         case(2, 100, 5, "awkward", size=100),
         case(2, 1, 8, "awkward"),
         case(2, int(rng.integers(1100, 1500)), 96, "awkward", size=3, masked=70),
+        _one_high(rng, 7),
     ]
+
+
+def _one_high(rng: np.random.Generator, m: int) -> Case:
+    """A lone high score with each thread in turn: softmax forgives a largest score that is not quite the largest."""
+    scores = (rng.standard_normal((m, m)) + 200 * np.eye(m)).astype(np.float32)
+    label = f"{m} rows of {m}, {m} threads, score i of row i is 200 above the rest"
+    return Case(label, {"scores": scores, "threads": m}, "awkward")
 
 
 def _run_softmax(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
@@ -445,6 +472,45 @@ for (...) to[j] = ____;""",
             "block_max still adds. With fmaxf in the place of +, the tree finds the largest value.",
             "What does your block_max give for the values 1, 2, 3, 4?",
         ),
+        Mistake(
+            "the odd cell dropped",
+            _softmax(
+                (
+                    "active = blockDim.x; active > 1;) {\n        int half = (active + 1) / 2;\n        if (t + half < active)",
+                    "half = blockDim.x / 2; half > 0; half /= 2) {\n        if (t < half)",
+                ),
+                ("        __syncthreads();\n        active = half;\n", "        __syncthreads();\n"),
+            ),
+            "Seven cells have a half of 3: the tree looks at six of them, and the last one, which may hold the largest score, never "
+            "takes part. Round the half up, as in lesson 06.",
+            "With 7 threads, which cells does the first round compare?",
+        ),
+        Mistake(
+            "the first score for the largest",
+            _softmax(("    peak = block_max(peak, scratch);\n", "    peak = row[0];\n")),
+            "Any number may be subtracted from all scores, as long as nothing overflows. row[0] may lie far below the largest, and "
+            "then it does.",
+            "With the scores 0 and 100, what is the largest exponent?",
+        ),
+        Mistake(
+            "subtracted from some and not from others",
+            _softmax(("to[j] = expf(row[j] - peak) / sum", "to[j] = expf(row[j]) / sum")),
+            "The sum was made of exponentials with the largest score subtracted. What is divided by it must be made in the same way.",
+            "Which exponentials are in your sum, and which ones do you divide?",
+            variants=(_softmax(("sum += expf(row[j] - peak)", "sum += expf(row[j])")),),
+        ),
+        Mistake(
+            "one weight a thread",
+            _softmax(
+                (
+                    "for (int j = threadIdx.x; j < m; j += blockDim.x) to[j] =",
+                    "int j = threadIdx.x;\n    if (j < m) to[j] =",
+                )
+            ),
+            "A row may have more scores than the block has threads. Each thread walks along it in steps of blockDim.x, also where "
+            "it writes.",
+            "Which thread writes weight number blockDim.x?",
+        ),
     ),
 )
 
@@ -535,6 +601,7 @@ def _part_cases(rng: np.random.Generator) -> list[Case]:
         case(2, int(rng.integers(1030, 1400)), 1, 24, "awkward"),
         case(1, int(rng.integers(2050, 2300)), 2, 8, "awkward"),
         case(1, 1, 1, 1, "awkward"),
+        case(2, 3, 2, 70, "awkward"),
     ]
 
 
@@ -791,6 +858,47 @@ for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
             "The weighted sum runs over the values of the keys: v at j. At i, one value is taken again and again.",
             "Whose value does weight j belong to?",
         ),
+        Mistake(
+            "the head left out",
+            _part(("k + ((size_t)j * heads + head) * head_dim", "k + (size_t)j * heads * head_dim")),
+            "A token has `heads` rows of k, of v and of q, side by side, and this block's is the row `head`. Without it every head "
+            "reads those of head 0, or rows that belong to other tokens.",
+            "Where in k, in v and in q does head 1 of token 1 begin?",
+            variants=(
+                _part(("k + ((size_t)j * heads + head) * head_dim", "k + (size_t)j * head_dim")),
+                _part(
+                    ("v[((size_t)j * heads + head) * head_dim + d]", "v[(size_t)j * heads * head_dim + d]")
+                ),
+                _part(("v[((size_t)j * heads + head) * head_dim + d]", "v[(size_t)j * head_dim + d]")),
+                _part(("q + ((size_t)i * heads + head) * head_dim", "q + (size_t)i * heads * head_dim")),
+                _part(("q + ((size_t)i * heads + head) * head_dim", "q + (size_t)i * head_dim")),
+            ),
+        ),
+        Mistake(
+            "one column a thread",
+            _part(
+                (
+                    "for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {",
+                    "int d = threadIdx.x;\n    if (d < head_dim) {",
+                )
+            ),
+            "A head may have more columns than the block has threads: Llama 3.1 8B has 128. Share them among the threads in steps of "
+            "blockDim.x, as the keys.",
+            "Which thread writes column 64?",
+        ),
+        Mistake(
+            "not rounded to BF16",
+            _part(("float_to_bf16(total / sum)", "total / sum")),
+            "out holds BF16 numbers, as patterns of 16 bits. Given a float, C++ cuts it to a whole number, and 0.4 becomes the "
+            "pattern 0. float_to_bf16 makes the pattern.",
+            "What does C++ make of 0.4f in an unsigned short?",
+        ),
+        Mistake(
+            "scaled twice",
+            _part(("score[j] = dot * scale;", "score[j] = dot * scale * rsqrtf(head_dim);")),
+            "`scale` is 1 / sqrt(head_dim) already: the caller has computed it.",
+            "What is `scale` in the case that fails?",
+        ),
     ),
 )
 
@@ -886,7 +994,7 @@ def _score_picture(answer: Any, cp: Any) -> Any:
     )  # fmt: skip
 
 
-_SHARP = (1, 4)  # the head of this model that reads most sharply: the token before
+_SHARP = (1, 4)  # the head of this model that reads most sharply: one token back, or two
 
 
 def _head_picture(answer: Any, cp: Any) -> Any:

@@ -57,15 +57,14 @@ def _expect_hand(inputs: Any) -> dict[str, Any]:
         return (_turn((2, 0), step * query_at) * _turn((0, 2), step * key_at).conjugate()).real
 
     q = _turn((2, 0), step * 3)
-    return {
-        "turned": {
-            "q_x": q.real,
-            "q_y": q.imag,
-            "score": score(3, 1),
-            "later": score(13, 11),
-            "swapped": score(1, 3),
-        }
+    exact = {
+        "q_x": q.real,
+        "q_y": q.imag,
+        "score": score(3, 1),
+        "later": score(13, 11),
+        "swapped": score(1, 3),
     }
+    return {"turned": {name: round(value, 6) for name, value in exact.items()}}
 
 
 def _hand(**changes: float) -> str:
@@ -98,6 +97,7 @@ _HAND = Exercise(
             "Here angles grow counterclockwise: from the x axis toward the y axis, as in mathematics. (2, 0) turned by 90 degrees is "
             "(0, 2). Against the model's own direction all signs of distance are reversed: the token before looks like the token after.",
             "Toward which axis does (2, 0) move when it begins to turn?",
+            variants=(_hand(q_y=-2),),
         ),
         Mistake(
             "the key not turned",
@@ -175,6 +175,13 @@ _TURNS = Prediction(
 # ---------------- 11.3: the frequencies of a model
 
 
+_SCALING = (
+    "rope_type",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
 _LLAMA = ("llama3", 32.0, 1.0, 4.0, 8192)  # Llama 3.2 1B's rope_scaling, as in its config.json
 _TINY = ("llama3", 8.0, 1.0, 4.0, 128)
 
@@ -191,10 +198,10 @@ def _frequency_cases(rng: np.random.Generator) -> list[Case]:
     ) -> Case:
         inputs = {
             "head_dim": head_dim,
-            "theta": theta,
-            "scaling": list(scaling),
-            "hidden": hidden or 4 * head_dim,
-            "longest": longest,
+            "rope_theta": theta,
+            **dict(zip(_SCALING, scaling, strict=False)),
+            "hidden_size": hidden or 4 * head_dim,
+            "max_position_embeddings": longest,
         }
         return Case(f"{name}: head_dim {head_dim}, theta {theta:,.0f}, {scaling[0]}", inputs, group)
 
@@ -219,10 +226,12 @@ def _frequency_cases(rng: np.random.Generator) -> list[Case]:
 def _run_frequencies(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     from tinyvllm_ref.config import ModelConfig, RopeScaling
 
+    sizes = ("head_dim", "rope_theta", "hidden_size", "max_position_embeddings")
+    scaling = {name: value for name, value in inputs.items() if name not in sizes}
     config = ModelConfig(
-        vocab_size=32, hidden_size=inputs["hidden"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=inputs["head_dim"], max_position_embeddings=inputs["longest"], rms_norm_eps=1e-5,
-        rope_theta=inputs["theta"], rope_scaling=RopeScaling(*inputs["scaling"]), tie_word_embeddings=True,
+        vocab_size=32, hidden_size=inputs["hidden_size"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=inputs["head_dim"], max_position_embeddings=inputs["max_position_embeddings"], rms_norm_eps=1e-5,
+        rope_theta=inputs["rope_theta"], rope_scaling=RopeScaling(**scaling), tie_word_embeddings=True,
         bos_token_id=None, eos_token_ids=(),
     )  # fmt: skip
     found = answer(config)
@@ -233,8 +242,8 @@ def _run_frequencies(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 def _expect_frequencies(inputs: Any) -> dict[str, Any]:
     """By wavelengths and cases, in float64, as Hugging Face transformers has it."""
     dim = inputs["head_dim"]
-    plain = 1.0 / inputs["theta"] ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
-    kind, *numbers = inputs["scaling"]
+    plain = 1.0 / inputs["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
+    kind, *numbers = (inputs[name] for name in _SCALING if name in inputs)
     if kind == "linear":
         plain = plain / numbers[0]
     elif kind == "llama3":
@@ -326,7 +335,7 @@ return cp.asarray(inv_freq.astype(____))""",
         Mistake(
             "the wrong sign of the exponent",
             _frequencies(("-2 * pairs / head_dim", "2 * pairs / head_dim")),
-            "theta^(2i / head_dim) grows: these are wavelengths, up to 2 pi. A frequency is one over that.",
+            "theta^(2i / head_dim) grows: these are wavelengths, but for the factor 2 pi. A frequency is one over that.",
             "Which pair should turn fastest, the first or the last?",
         ),
         Mistake(
@@ -339,9 +348,39 @@ return cp.asarray(inv_freq.astype(____))""",
                     "",
                 )
             ),
-            "config.rope_scaling is not looked at. Near the beginning of a text hardly anything shows; the model was trained with the "
+            "These are the frequencies without the scaling that config.rope_scaling asks for in this case. Near the beginning of a text hardly anything shows; the model was trained with the "
             "scaled frequencies all the same, and the further on, the more it shows.",
             "What is config.rope_scaling.rope_type in the case that fails?",
+            variants=(
+                _frequencies((_LLAMA3_BODY, "")),
+                _frequencies(('"linear"', '"Linear"')),
+            ),
+        ),
+        Mistake(
+            "the exponent is 2i / (head_dim / 2)",
+            _frequencies(("-2 * pairs / head_dim", "-2 * pairs / (head_dim // 2)")),
+            "The D of the formula is head_dim, the number of columns, and not the number of pairs. Like this the exponents reach nearly "
+            "-2, and the slow pairs hardly turn at all.",
+            "With head_dim = 8, what is the exponent of pair 2?",
+        ),
+        Mistake(
+            "turns counted without 2 pi",
+            _frequencies((" / (2 * np.pi)", "")),
+            "A frequency is in radians a token, and a turn is 2 pi radians. L times the frequency counts radians.",
+            "A pair of wavelength 64: how often does it turn in 128 tokens, and what does your line give?",
+        ),
+        Mistake(
+            "the same theta for all models",
+            _frequencies(("config.rope_theta", "10_000.0")),
+            "theta differs from model to model: 500,000 in Llama 3. The config says what it is.",
+            "What is config.rope_theta in the case that fails?",
+        ),
+        Mistake(
+            "multiplied by the factor",
+            _frequencies(("inv_freq = inv_freq / scaling.factor", "inv_freq = inv_freq * scaling.factor")),
+            "Stretching makes all pairs turn more slowly, so that a position further on looks as one did before: the frequencies are "
+            "divided by the factor.",
+            "Should position 100,000 look like a nearer one, or like one further on?",
         ),
         Mistake(
             "llama3 taken for linear",
@@ -618,6 +657,20 @@ row[____] = ____;""",
             "How many pairs are there in the case that fails, and how many threads?",
         ),
         Mistake(
+            "the number of the thread for token or pair",
+            _turn_answer(("positions[token]", "positions[p]")),
+            "p counts all pairs of all heads of all tokens. `positions` has an entry for each token, and inv_freq one for each pair of a "
+            "head.",
+            "Which token does thread 1 work on, and which pair?",
+            variants=(_turn_answer(("inv_freq[i]", "inv_freq[p]")),),
+        ),
+        Mistake(
+            "rows of `half` numbers",
+            _turn_answer(("+ head) * 2 * half", "+ head) * half")),
+            "A head has 2 * half columns, so the next one begins 2 * half numbers further on.",
+            "With half = 2, where does head 1 begin?",
+        ),
+        Mistake(
             "position divided by the frequency",
             _turn_answer(("positions[token] * inv_freq[i]", "positions[token] / inv_freq[i]")),
             "inv_freq is radians a token, in spite of its name (it is one over theta^(2i/D)). The angle is their product.",
@@ -813,6 +866,35 @@ for (int head = 0; head < ____; head++) turn(k + ____, i, half, cosine, sine);""
             ),
             "k has k_heads heads a token, and most models have fewer of them than query heads. The loop runs past the token's keys.",
             "How many heads has k in the case that fails?",
+            variants=(
+                _rope_answer(("(size_t)token * k_heads", "(size_t)token * q_heads")),
+                _rope_answer(("head < k_heads", "head < q_heads")),
+            ),
+        ),
+        Mistake(
+            "nothing turned",
+            _rope_answer(
+                ("    rope_kernel((blocks,), (threads,), (q, k, positions, inv_freq, *sizes))\n", "")
+            ),
+            "q and k are as they were before. Is the kernel launched, at the end of `rope`, and does `turn` write to `row`?",
+            "Which line of yours writes to q?",
+            variants=(_rope_answer((_TURN_FUNCTION, "")),),
+        ),
+        Mistake(
+            "a thread for each token",
+            _rope_answer(("if (p >= tokens * half) return;", "if (p >= tokens) return;")),
+            "The guard lets `tokens` threads through, and there is one for each pair of each token: tokens * half.",
+            "With 3 tokens and half = 2, what does thread 5 do?",
+            variants=(_rope_answer(("(tokens * half + threads - 1)", "(tokens + threads - 1)")),),
+        ),
+        Mistake(
+            "rows of `half` numbers",
+            _rope_answer(
+                ("token * q_heads + head) * 2 * half", "token * q_heads + head) * half"),
+                ("token * k_heads + head) * 2 * half", "token * k_heads + head) * half"),
+            ),
+            "A head has 2 * half columns, so the next one begins 2 * half numbers further on.",
+            "With half = 2, where does head 1 begin?",
         ),
         Mistake(
             "keys not turned",

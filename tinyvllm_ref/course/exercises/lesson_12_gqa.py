@@ -34,10 +34,15 @@ _OUT = Tolerance(
 # ---------------- 12.1: bytes of keys and values
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
 def _bytes_cases(rng: np.random.Generator) -> list[Case]:
     def case(name: str, layers: int, kv_heads: int, head_dim: int, group: str) -> Case:
         inputs = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
-        return Case(f"{name}: {layers} layers, {kv_heads} KV heads of {head_dim}", inputs, group)
+        label = f"{name}: {_counted(layers, 'layer')}, {_counted(kv_heads, 'KV head')} of {head_dim}"
+        return Case(label, inputs, group)
 
     return [
         case("the smallest", 1, 1, 1, "small"),
@@ -103,6 +108,12 @@ _BYTES = Exercise(
             _bytes("2 * kv_heads * head_dim * 2"),
             "Each layer has keys and values of its own, made of what the layer before it has computed.",
             "Could layer 1 use the keys of layer 0?",
+        ),
+        Mistake(
+            "bits, not bytes",
+            _bytes("2 * layers * kv_heads * head_dim * 16"),
+            "A BF16 number has 16 bits. That is 2 bytes.",
+            "How many bits has a byte?",
         ),
     ),
 )
@@ -218,6 +229,13 @@ out[p] = kv[((size_t)token * ____ + kv_head) * head_dim + d];""",
             _repeat(("(size_t)token * kv_heads", "(size_t)token * q_heads")),
             "kv is (tokens, kv_heads, head_dim): from one token to the next are kv_heads * head_dim numbers.",
             "Where does token 1 of kv begin?",
+        ),
+        Mistake(
+            "the guard counts what is read",
+            _repeat(("tokens * q_heads * head_dim) return", "tokens * kv_heads * head_dim) return")),
+            "There is a thread for each element of out, which has q_heads heads a token. With kv_heads in the guard the rest of out "
+            "stays empty.",
+            "How many elements has out, and how many threads get past your guard?",
         ),
         Mistake(
             "no guard",
@@ -528,7 +546,18 @@ def _group_cases(rng: np.random.Generator) -> list[Case]:
         _case(rng, 3, 9, 8, 1, 33, "awkward"),
         _case(rng, 4, 6, 3, 3, 7, "awkward"),
         _case(rng, 1, int(rng.integers(520, 640)), 8, 2, 32, "awkward"),
+        _far_apart(rng),
     ]
+
+
+def _far_apart(rng: np.random.Generator) -> Case:
+    """The heads of a group have scores of very different sizes, so that none can do with another's largest."""
+    case = _case(rng, 2, 7, 6, 2, 8, "awkward")
+    sizes = np.array([1, 200, 1, 1, 1, 300], np.float32)[
+        :, None
+    ]  # the first head of each group is a quiet one
+    q = bf16_to_float(float_to_bf16(case.inputs["q"] * sizes))
+    return Case(f"{case.label}, one of a group with large scores", {**case.inputs, "q": q}, case.group)
 
 
 def _read_once(inputs: Any, outputs: Any, observed: Any) -> str | None:
@@ -692,6 +721,49 @@ for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
             "element once.",
             "How many times is one element of k read in your version?",
         ),
+        Mistake(
+            "one largest score for the whole group",
+            _group(
+                (
+                    """        float peak = MINUS_INFINITY;
+        for (int j = threadIdx.x; j < keys; j += blockDim.x) peak = fmaxf(peak, row[j]);
+""",
+                    """        float peak = MINUS_INFINITY;
+        for (int j = threadIdx.x; j < keys; j += blockDim.x) peak = fmaxf(peak, score[j]);
+""",
+                )
+            ),
+            "Each head of the group has scores of its own, and so a largest one of its own. With that of the first head, another head's "
+            "exponentials may overflow, or all come out as 0.",
+            "If the scores of one head reach 10 and those of another 200, what is subtracted from each?",
+        ),
+        Mistake(
+            "sums that go on from key to key",
+            _group(
+                ("    float dot[8];\n", "    float dot[8] = {};\n"),
+                ("        for (int g = 0; g < group; g++) dot[g] = 0.0f;\n", ""),
+            ),
+            "A thread takes several keys, and each key's dot products begin at 0 again.",
+            "What is in dot[0] when a thread begins with its second key?",
+        ),
+        Mistake(
+            "sums that begin at nothing",
+            _group(("        for (int g = 0; g < group; g++) dot[g] = 0.0f;\n", "")),
+            "An array of a thread's own holds whatever was there before. Set each sum to 0, for every key.",
+            "What is in dot[0] before the first `+=`?",
+        ),
+        Mistake(
+            "keys and values looked for where unshared ones would be",
+            _group(
+                ("k + ((size_t)j * kv_heads + kv_head)", "k + ((size_t)j * q_heads + kv_head)"),
+                ("v[((size_t)j * kv_heads + kv_head)", "v[((size_t)j * q_heads + kv_head)"),
+            ),
+            "k and v are (m, kv_heads, head_dim): from one token to the next are kv_heads rows.",
+            "With 2 KV heads, where does token 1 of k begin?",
+            variants=(
+                _group(("k + ((size_t)j * kv_heads + kv_head)", "k + ((size_t)j * q_heads + kv_head)")),
+            ),
+        ),
     ),
 )
 
@@ -700,13 +772,13 @@ for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
 
 
 def draw_kinds() -> Any:
-    """Eight query heads with eight, two and one KV heads."""
+    """Six query heads with six, two and one KV heads: as many as there are colours for."""
     kinds = {
-        "Multi-head attention: 8 and 8": 8,
-        "Grouped-query attention: 8 and 2": 2,
-        "Multi-query attention: 8 and 1": 1,
+        "Multi-head attention: 6 and 6": 6,
+        "Grouped-query attention: 6 and 2": 2,
+        "Multi-query attention: 6 and 1": 1,
     }
-    panels = {name: [{head // (8 // kv_heads)} for head in range(8)] for name, kv_heads in kinds.items()}
+    panels = {name: [{head // (6 // kv_heads)} for head in range(6)] for name, kv_heads in kinds.items()}
     return shared_heads(panels, title="Who reads whose keys and values")
 
 

@@ -4,6 +4,7 @@ Each function takes plain data (arrays, lists, rows of ``emulation.trace()``) an
 belongs to no global state, with an ``alt_text`` computed from the data. ``display_figure`` shows one in a notebook.
 """
 
+from . import quiet as _quiet  # noqa: F401 (before anything imports matplotlib)
 from .arrays import Segment, blocks_over_array, byte_strip, grid, row_column_major
 from .canvas import AltFigure, display_figure
 from .kernels import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
 import io
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
@@ -75,16 +76,23 @@ class AltFigure(Figure):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         width, height = (round(float(inches) * look.PIXELS_PER_INCH) for inches in self.get_size_inches())
         data = {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.alt_text}
-        # nbconvert takes the alt text from here, VS Code from text/plain. JupyterLab 4.6 takes the size alone.
+        # nbconvert takes the alt text from here, VS Code from text/plain. JupyterLab 4.6 takes the size alone, so that
+        # display_figure says it once more.
         return data, {"image/png": {"alt": self.alt_text, "width": width, "height": height}}
 
 
 def display_figure(fig: AltFigure) -> None:
-    """Show `fig` in a notebook: one ``image/png`` output, with the alternative text in its metadata."""
+    """Show `fig` in a notebook: an ``image/png`` output with its alternative text, and nothing else that is seen.
+
+    The second output is for screen readers: JupyterLab makes an ``<img>`` of a PNG without an ``alt``.
+    """
     from IPython.display import display
 
     data, metadata = fig._repr_mimebundle_()
     display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
+    label = html.escape(fig.alt_text)
+    spoken = {"text/html": f'<span role="img" aria-label="{label}"></span>', "text/plain": ""}
+    display(spoken, raw=True)  # type: ignore[no-untyped-call]
 
 
 def in_one_look(draw: Callable[P, AltFigure]) -> Callable[P, AltFigure]:

@@ -65,12 +65,6 @@ def layer_errors(errors: Mapping[str, float], tolerance: float) -> AltFigure:
     sheet.title("Relative error of every operation, against transformers", f"{said}; tolerance {tolerance:g}")
     left = sheet.left + 0.95
     wide, tall = (sheet.right - left) / max(1, len(columns)), 0.25
-    for k, column in enumerate(columns):
-        sheet.text(
-            left + (k + 0.5) * wide, sheet.y + 0.08, column.replace("_", " "), ha="center",
-            size=7, color=look.MUTED, width=wide - 0.04,
-        )  # fmt: skip
-    sheet.y += 0.2
     rows: list[tuple[str, dict[str, str]]] = []
     for name in errors:
         if name.count(".") != 2:
@@ -79,7 +73,19 @@ def layer_errors(errors: Mapping[str, float], tolerance: float) -> AltFigure:
             rows.append((f"layer {name.split('.')[1]}", {name.split(".")[2]: name}))
         else:
             rows[-1][1][name.split(".")[2]] = name
+    within = False
     for label, cells in rows:
+        # Heads are of the operations in layers: above the first layer, and what comes after the last is set off.
+        if within and "" in cells:
+            sheet.y += 0.1
+        elif not within and "" not in cells:
+            for k, column in enumerate(columns):
+                sheet.text(
+                    left + (k + 0.5) * wide, sheet.y + 0.11, column.replace("_", " "), ha="center",
+                    size=7, color=look.MUTED, width=wide - 0.04,
+                )  # fmt: skip
+            sheet.y += 0.22
+        within = "" not in cells
         sheet.text(left - 0.1, sheet.y + tall / 2, label.replace("_", " "), ha="right", width=0.85)
         for column, name in cells.items():
             x = left + columns.index(column) * wide if column else left

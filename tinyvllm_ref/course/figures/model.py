@@ -161,7 +161,7 @@ def _token_name(token: object) -> str:
 def rope_rotation(
     inv_freq: Any, positions: Sequence[int], *, pairs: Sequence[int] | None = None
 ) -> AltFigure:
-    """The rotation of pairs of components at several positions, each as the hand of a clock.
+    """The rotation of pairs of columns at several positions, each as the hand of a clock.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def rope_rotation(
     sheet = Sheet()
     sheet.title(
         "A position is a rotation",
-        f"Pair i is components i and i + {count}. Low pairs turn fast, high ones slowly.",
+        f"Pair i is columns i and i + {count}. Low pairs turn fast, high ones slowly.",
     )
     x0 = sheet.left + 1.35
     size = min(0.5, (sheet.right - x0) / len(positions))
@@ -206,7 +206,7 @@ def rope_rotation(
     sheet.y += 0.2
     for pair in chosen:
         sheet.text(sheet.left, sheet.y + size / 2 - 0.08, f"pair {pair}", bold=True)
-        sheet.text(sheet.left, sheet.y + size / 2 + 0.08, f"{frequencies[pair]:.3g} rad a step", size=look.SMALL_SIZE,
+        sheet.text(sheet.left, sheet.y + size / 2 + 0.08, f"{frequencies[pair]:.3g} rad a token", size=look.SMALL_SIZE,
                    color=look.MUTED)  # fmt: skip
         for k, position in enumerate(positions):
             centre = (x0 + (k + 0.5) * size, sheet.y + size / 2)
@@ -306,7 +306,8 @@ def distribution_filters(
         if len(p) != len(tokens) or not np.all((p >= 0) & (p <= 1 + 1e-6)):
             raise ValueError(f"distribution_filters: {name!r} needs {len(tokens)} probabilities from 0 to 1")
     sheet = Sheet()
-    sheet.title(title, "Bars on one scale; × marks a token that can not be drawn.")
+    crossed = "; × marks a token that can not be drawn" if any((p <= 0).any() for p in shown.values()) else ""
+    sheet.title(title, f"Bars on one scale{crossed}.")
     names = [shortened(_token_name(token), 1.1, look.TEXT_SIZE) for token in tokens]
     x0 = sheet.left + max(text_width(name, look.TEXT_SIZE) for name in names) + 0.14
     each = (sheet.right - x0) / len(shown)
