@@ -115,6 +115,56 @@ def bench(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.")],
+    host: Annotated[str, typer.Option(help="Where to listen; only this machine by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="TINYVLLM_API_KEY", show_default=False, help="What clients must send."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model; its folder's name by default.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="The most completions that run at once.")] = 64,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of the KV cache; what memory has room for by default.")
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="The most completions that wait beyond these.")] = 256,
+    max_body_bytes: Annotated[int, typer.Option(help="The longest body of a request.")] = 1 << 20,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="One more name that the Host header may have.")
+    ] = None,
+    shutdown_seconds: Annotated[
+        float, typer.Option(help="How long what runs may take to finish after SIGTERM.")
+    ] = 30.0,
+    mine: Mine = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API does; a page to chat is at /."""
+    with _plain_errors():
+        try:
+            from .server.lifecycle import ServeOptions
+            from .server.lifecycle import serve as serve_model
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{error.name} is missing: pip install 'tinyvllm-ref[serve]'") from None
+        options = ServeOptions(
+            model=model,
+            host=host,
+            port=port,
+            api_key=api_key,
+            model_name=served_model_name,
+            max_queue=max_queue,
+            max_body_bytes=max_body_bytes,
+            allowed_hosts=allowed_host or (),
+            shutdown_seconds=shutdown_seconds,
+            mine=mine,
+            engine={"max_num_seqs": max_num_seqs, "num_blocks": num_blocks},
+        )
+        if not serve_model(options, say=typer.echo):
+            raise typer.Exit(1)
+
+
+@app.command()
 def run_solutions(
     numbers: Numbers = None,
     check: Annotated[
@@ -258,6 +308,10 @@ def doctor() -> None:
         typer.echo(str(finding))
 
 
+# By their names: the modules that have them are loaded only by commands that need them.
+_OF_THE_MACHINE = ("CompilerNotFound", "NoDevice")
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What a user can mend is one message and not a traceback."""
@@ -265,7 +319,12 @@ def _plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, FileNotFoundError, TypeError, LookupError, FetchError) as error:
+    except (ValueError, OSError, TypeError, LookupError, FetchError) as error:
+        typer.echo(f"tinyvllm: {error}", err=True)
+        raise typer.Exit(1) from None
+    except RuntimeError as error:
+        if type(error).__name__ not in _OF_THE_MACHINE:
+            raise
         typer.echo(f"tinyvllm: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import parts as _parts
-from .assembly import build_model
+from .assembly import build_model, for_engine
 from .checkpoint.names import resolve
 from .checkpoint.weights import open_checkpoint
 from .config import EngineConfig, ModelConfig
@@ -47,6 +47,7 @@ class LLM:
     Attributes
     ----------
     config : ModelConfig
+    engine_config : EngineConfig
     engine : Engine
     tokenizer : Tokenizer
 
@@ -73,6 +74,7 @@ class LLM:
         if config is not None and options:
             raise ValueError(f"LLM: config and {', '.join(options)} were given; put them all into config")
         engine_config = config or EngineConfig(**options)
+        self.engine_config = engine_config
         self.folder = resolve(model)
         given = parts or _parts.Parts()
         self.config: ModelConfig
@@ -86,7 +88,7 @@ class LLM:
         if self._engine_makes_text:
             self.engine: Any = make(self.model, self.parts, engine_config, self.tokenizer)
         else:
-            self.engine = make(self.model, self.parts, engine_config)
+            self.engine = make(self.model, for_engine(self.parts), engine_config)
         self._ids = itertools.count()
         # Of every request that someone waits for, its latest output: several streams may be open at once, and a
         # step that one of them makes gets the others on, too.

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -262,10 +262,80 @@ class EnginePart(Protocol):
     def abort(self, id: str, /) -> Any: ...
 
 
-class BuildApp(Protocol):
-    """An engine -> an ASGI application that serves it."""
+class ServedDelta(Protocol):
+    """What one step added to one completion (:class:`~tinyvllm_ref.server.deltas.Delta`).
 
-    def __call__(self, engine: Any, /) -> Any: ...
+    `index` of the completion, from 0 to n - 1; `text` that is certain now, often ""; the new `token_ids`; the
+    `logprobs` of these, where asked for; `finish_reason` "stop" or "length" in a completion's last delta.
+    """
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def logprobs(self) -> Sequence[Mapping[int, Any]] | None: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+
+class ServedStream(Protocol):
+    """What comes back for a prompt: ``async for delta in stream``, until all its completions have finished.
+
+    ``abort()`` ends it early; the engine frees its blocks before the next step. Nothing else does: a stream that
+    is merely dropped runs on.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+
+    def __aiter__(self) -> AsyncIterator[ServedDelta]: ...
+
+    def abort(self) -> None: ...
+
+
+class ServedEngine(Protocol):
+    """An engine for an event loop (:class:`~tinyvllm_ref.server.async_engine.AsyncEngine`).
+
+    One thread of its own makes the steps; no method here waits for one, but ``await submit(...)``, which gives
+    the stream once the request is in the queue. It raises ValueError where the request can never fit, and
+    ``EngineBusy`` or ``EngineStopped`` where it cannot be taken now.
+    """
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def encode(self, text: str, /) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], /) -> str: ...
+
+    async def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, /) -> ServedStream: ...
+
+    def abort(self, request_id: str, /) -> None: ...
+
+
+class BuildApp(Protocol):
+    """An engine -> an ASGI application that serves it as OpenAI's API does.
+
+    The application answers `/v1/models`, `/v1/completions` and `/v1/chat/completions`. Key, host and length of
+    the body are checked before a request reaches it, by ``tinyvllm serve``.
+    """
+
+    def __call__(self, engine: ServedEngine, /) -> Any: ...
 
 
 class PartsError(ValueError):

@@ -1,0 +1,22 @@
+"""What a log may say of an error: its kind and its place in the code, nothing of a file system or a prompt."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def where(error: BaseException) -> str:
+    """Kind, module, line and function of an error, innermost of this project's code.
+
+    >>> try:
+    ...     1 / 0
+    ... except ZeroDivisionError as error:
+    ...     where(error)
+    'ZeroDivisionError'
+    """
+    kind = type(error).__name__
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(("tinyvllm_ref", "my_engine_")):
+            return f"{kind} in {module}.{frame.f_code.co_name}, line {line}"
+    return kind
