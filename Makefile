@@ -30,9 +30,12 @@ $(VENV)/.installed-dev: pyproject.toml tools/setup.sh
 
 setup: $(VENV)/.installed-course
 
+# The notebook is open, and nothing asks a newcomer about news or new versions of JupyterLab.
+LAB := --notebook-dir=. --LabApp.default_url=/lab/tree/lessons/00_welcome.ipynb
+LAB += --LabApp.app_settings_dir=tools/jupyterlab
+
 lab: setup
-	@mkdir -p lessons
-	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/lessons $(LAB_OPTIONS)
+	$(BIN)/jupyter lab $(LAB) $(LAB_OPTIONS)
 
 solutions: $(VENV)/.installed-dev
 	$(BIN)/tinyvllm run-solutions $(ONLY)

@@ -9,17 +9,13 @@
 # %% [markdown]
 # # 00 · Welcome
 #
-# Run the cell below (**Shift + Enter**). It writes a story. The first time that takes some 20 seconds, in which nothing is
-# shown: the engine's kernels are compiled, and kept.
+# Press **Shift + Enter**: it runs a cell and goes on to the next. Do so until there is a story below. The first time that
+# takes some 20 seconds, in which nothing is shown: the engine's kernels are compiled, and kept.
 
 # %% tags=["nbval-ignore-output"]
 import textwrap
 
-try:
-    from tinyvllm_ref import LLM, SamplingParams
-except ModuleNotFoundError as missing:
-    how = 'git clone the repository, then %pip install -e "tinyvllm[course]", then restart the kernel'
-    raise ImportError(f"{missing.name} is not installed: {how}") from None
+from tinyvllm_ref import LLM, SamplingParams
 
 llm = LLM("tiny-stories")
 (story,) = llm.generate("Once upon a time", SamplingParams(max_tokens=140, temperature=0.7, seed=5))

@@ -151,7 +151,8 @@ display_figure(draw_parameters())
 #
 # In NumPy, SiLU and the product with up are several passes: exponential, sum, division, product. Each would read its input from
 # memory and write its result back. As one kernel it is one pass: 8 bytes are read for every output, 2 are written, and everything
-# between happens in registers. It also rounds to BF16, since what comes next is a product.
+# between happens in registers. It also rounds to BF16, with `float_to_bf16`, since what comes
+# next is a product.
 #
 # One thread an output, as in 13.1: thread `i` makes `out[i]`. `out` has `ffn` columns, so that `i / ffn` (integer division) is its
 # row and `i % ffn` (the remainder) its column. Your job is to find the two numbers that it needs.
@@ -239,8 +240,9 @@ def layer_in_numpy(s, w, rotate, attend):
 # Put it together. No kernel this time: a layer is an order of calls. What you get:
 #
 # - `x` and `residual`, $(T, H)$ float32, to be changed in place. Return `x`.
-# - `weights`: a dict of arrays, and `weights.config` with the sizes. `weight("qkv")` below is this layer's; the other names are
-#   `input_layernorm`, `o_proj`, `post_attention_layernorm` (in step 6), `gate_up` and `down_proj`. `weights["inv_freq"]` is for RoPE.
+# - `weights`: a dict of arrays, and `weights.config` with the sizes; $F$ is `config.intermediate_size`. `weight("qkv")` below is this
+#   layer's; the other names are `input_layernorm`, `o_proj`, `post_attention_layernorm` (in step 6), `gate_up` and `down_proj`.
+#   `weights["inv_freq"]` is for RoPE.
 # - `attend(layer, q, k, v, out)`: attention over this request's keys, also those of earlier steps. Who keeps them is lesson 15's
 #   business; your layer only calls it. It fills `out`, $(T, H_q, D)$ BF16. `attend.positions` are the tokens' positions.
 # - `rms_norm(x, weight, eps, out)`, `add_rms_norm(x, residual, weight, eps, out)`, `linear(x, w, out)`,

@@ -220,7 +220,9 @@ measure("14.2")
 # - `inputs.logits_rows`, $(R,)$: the rows whose logits are wanted, mostly the last one of each request. There may be none: a long
 #   prompt can be computed in pieces, and only the last piece has a token to predict;
 # - `weights["embed_tokens"]`, `weights["norm"]` and `weights.lm_head`, which is the table itself where the two are tied;
-# - `attend`, to be handed on to the layers, and `decoder_layer(x, residual, weights, layer, attend)`.
+# - `attend`, to be handed on to the layers, and `config.num_hidden_layers`, how many there are;
+# - `embedding(ids, table, out)`, `decoder_layer(x, residual, weights, layer, attend)`, `add_rms_norm(x, residual, weight, eps, out)`,
+#   `rms_norm(x, weight, eps, out)` and `linear(x, w, out)`.
 #
 # Remember the two arrays of lesson 13: `residual` is the stream, `x` what has still to be added. The embedding *is* the stream as it
 # begins.
@@ -337,7 +339,7 @@ print("an operation's output, for 10 tokens:", broken("A")["layers.0.qkv"].shape
 # - `qkv` holds 6 query heads, 2 key heads and 2 value heads of 32 columns each. `rope` holds the query and key heads, rotated.
 # - `attention` holds 6 heads of 32. What must be in the *first token's* row, if it can see no other?
 #
-# The cell below is for you; make more of them.
+# The cell below is for you; make more of them. The check judges each model by itself.
 
 # %%
 # first_difference(broken("A"), golden, 0.03)

@@ -157,6 +157,21 @@ def _chosen_otherwise(parts: _parts.Parts, learners: dict[str, Any]) -> dict[str
     return kept
 
 
+def for_engine(parts: _parts.Parts) -> _parts.Parts:
+    """The parts as a learner's engine takes them, which calls the attention of lessons 20 and 22 by name.
+
+    Where one of the two is missing although an older attention is the learner's own, the newest that there is stands
+    in for lesson 20's, and the reference for lesson 22's.
+    """
+    missing: dict[str, Any] = {}
+    if parts.attention_tiled is None:
+        older: Any = parts.attention
+        missing["attention_tiled"] = parts.attention_gqa or RepeatKvHeads(older)
+    if parts.paged_attention is None:
+        missing["paged_attention"] = paged_attention
+    return parts.replace(owner="reference", **missing) if missing else parts
+
+
 def build_model(config: ModelConfig, views: Any, parts: _parts.Parts | None = None) -> Model:
     """A model that can run.
 
@@ -275,4 +290,4 @@ class RepeatKvHeads:
         return self._attention(q, k, v, scale, out)
 
 
-__all__ = ["PagedAttend", "Parts", "RepeatKvHeads", "TensorView", "build_model", "complete"]
+__all__ = ["PagedAttend", "Parts", "RepeatKvHeads", "TensorView", "build_model", "complete", "for_engine"]

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -43,35 +45,61 @@ def _cupy() -> tuple[ModuleType, ModuleType] | str:
             return "CuPy finds no NVIDIA GPU on this machine"
         cupy.cuda.runtime.deviceSynchronize()
     except Exception as error:
-        return f"CuPy is installed, and the GPU does not answer ({error})"
+        return f"CuPy is installed, and the GPU does not answer ({error}). {_driver_hint(error)}"
     return cupy, cupyx
 
 
-def _load() -> tuple[Any, Any]:
-    choice = _choice()
+def _driver_hint(error: Exception) -> str:
+    """What to do about a driver that CuPy can not use."""
+    if "InsufficientDriver" in str(error) and has_driver():
+        return (
+            "The NVIDIA driver is older than CUDA 12 needs: update it to 525.60 or newer (Linux), then restart; "
+            "`nvidia-smi` prints its version"
+        )
+    if not has_driver():
+        return "No NVIDIA driver is installed: install one, then restart"
+    return "See whether `nvidia-smi` works; if not, reinstall the NVIDIA driver, then restart"
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is on this machine."""
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
+
+
+def _load() -> tuple[Any, Any, str]:
+    """The array module, its companion, and why it is not the GPU's where that was not asked for."""
+    choice, found = _choice(), ""
     if choice != "cpu":
-        found = _cupy()
-        if not isinstance(found, str):
-            return found
+        answer = _cupy()
+        if not isinstance(answer, str):
+            return *answer, ""
         if choice == "cuda":
-            raise NoDevice(f"TINYVLLM_DEVICE=cuda, but {found}")
+            raise NoDevice(f"TINYVLLM_DEVICE=cuda, but {answer}")
+        found = answer
     from . import emulation
 
-    return emulation, emulation.cupyx
+    return emulation, emulation.cupyx, found
 
 
-cp, cupyx = _load()
+cp, cupyx, _no_gpu = _load()
 
 is_gpu: bool = cp.__name__ == "cupy"
 """True where kernels run on an NVIDIA GPU, False where they run in the emulation."""
 
 
+def unused_gpu() -> str:
+    """Why the GPU of this machine is not used, and what to do; "" where it is, or where there is no driver."""
+    return _no_gpu if _no_gpu and has_driver() else ""
+
+
 def describe() -> str:
     """One line that says what kernels run on."""
     if not is_gpu:
-        return (
+        says = (
             "CPU emulation: kernels are compiled for this computer's processor and checked; no GPU code runs"
         )
+        unused = "; a GPU is here and can not be used: `tinyvllm doctor` says why" if unused_gpu() else ""
+        return says + unused
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
     name = properties["name"].decode()
     return f"{name}, compute capability {properties['major']}.{properties['minor']}, CuPy {cp.__version__}"

@@ -81,9 +81,9 @@ def _cupy() -> Finding:
 
 def _device() -> Finding:
     try:
-        from .device import describe
+        from .device import describe, unused_gpu
 
-        return Finding("Device", describe())
+        return Finding("Device", describe(), unused_gpu())
     except Exception as error:  # whatever is wrong, the report goes on
         return Finding("Device", "none", str(error))
 

@@ -64,4 +64,10 @@ else
     uv pip install --quiet --python "$venv/bin/python" -e ".[$extras]" \
         || stop "The installation failed. Without a network? It needs one the first time. Then run the same command again."
 fi
+
+# What includes other extras has installed them too: make then has nothing more to do for them.
 touch "$venv/.installed-$extra"
+case $extra in
+    dev) touch "$venv/.installed-course" "$venv/.installed-grade" ;;
+    grade) touch "$venv/.installed-course" ;;
+esac

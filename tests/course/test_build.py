@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tinyvllm_ref.cli import app
 from tinyvllm_ref.course import build
 from tinyvllm_ref.course.build import LessonError
-from tinyvllm_ref.course.making import notebook
+from tinyvllm_ref.course.making import notebook, setup_cell
 from tinyvllm_ref.course.making.classroom import make_class
 from tinyvllm_ref.course.making.lessons import to_lesson, work_in
 from tinyvllm_ref.course.making.rules import examine
@@ -175,9 +175,10 @@ def test_the_lesson_holds_stubs_and_no_outputs(made):
         "# Exercise 06.1 - twice\ndef twice(x):\n    # TODO (about 1 line): twice x\n    return None"
     )
     assert "    // TODO (about 2 lines): twice x\n    return 0;\n}" in by_id["exercise-06-2"].source
-    assert [
-        cell.id for cell in solution.cells if "solution-only" not in cell.metadata.get("tags", [])
-    ] == list(by_id)
+    kept = [cell for cell in solution.cells if "solution-only" not in cell.metadata.get("tags", [])]
+    first = next(number for number, cell in enumerate(kept) if cell.cell_type == "code")
+    ids = [cell.id for cell in kept]
+    assert [*ids[:first], setup_cell.ID, *ids[first:]] == list(by_id)
     assert "for instructors" not in (made / "lessons" / "06_sample.ipynb").read_text()
     for cell in found.cells:
         if cell.cell_type == "code":
@@ -202,8 +203,8 @@ def test_the_solution_passes_nbval(made, tmp_path):
 
 def test_the_lesson_fails_at_its_checks_and_only_there(made, tmp_path):
     ran, failed, said = failed_cells(made / "lessons" / "06_sample.ipynb", tmp_path)
-    assert ran == 7
-    assert failed == {2, 5}, said
+    assert ran == 8
+    assert failed == {3, 6}, said
 
 
 def test_nbval_sees_another_output(made, tmp_path):
@@ -473,7 +474,7 @@ def test_a_prediction_is_a_cell_with_both_roles(tmp_path):
     assert [(cell.id, cell.role, cell.exercise) for cell in lesson.cells] == [
         ("exercise-06-1", "predict", "06.1")
     ]
-    (cell,) = to_lesson(lesson).cells
+    _, cell = to_lesson(lesson).cells  # behind the set-up
     assert cell.source.split("\n")[2:] == [
         '    "06.1",',
         "    # TODO (about 1 line): your number",
@@ -719,10 +720,10 @@ def answer_cell(found):
 
 MINE = "# Exercise 06.1 - twice\ntwice = 2"
 WORK = [
-    (lambda found: answer_cell(found).update(source=MINE), "cell 4 (# Exercise 06.1 - twice) was changed"),
-    (lambda found: answer_cell(found).update(execution_count=3), "cell 4 (# Exercise 06.1 - twice) was run"),
+    (lambda found: answer_cell(found).update(source=MINE), "cell 5 (# Exercise 06.1 - twice) was changed"),
+    (lambda found: answer_cell(found).update(execution_count=3), "cell 5 (# Exercise 06.1 - twice) was run"),
     (lambda found: found.cells[4].outputs.append(nbformat.v4.new_output("stream", text="no")), "was run"),
-    (lambda found: found.cells.append(nbformat.v4.new_code_cell("x = 1")), "cell 10 (x = 1) was added"),
+    (lambda found: found.cells.append(nbformat.v4.new_code_cell("x = 1")), "cell 11 (x = 1) was added"),
     (lambda found: found.cells.insert(1, nbformat.v4.new_markdown_cell("my note")), "cell 2 (my note) was added"),
     (lambda found: found.cells[0].update(source="# Mine"), "cell 1 (# Mine) was changed"),
     (lambda found: answer_cell(found).metadata.pop("tinyvllm"), "was added"),

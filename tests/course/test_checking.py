@@ -694,3 +694,35 @@ def test_a_riddle_keeps_its_answer_to_itself():
     assert "found['B']" in report.headline
     typo = source.replace("future tokens seen", "the future")
     assert "must be one of FAULTS" in failing("14.5", typo, "found").headline
+
+
+def test_the_mistake_whose_text_is_likest_is_tried_first(monkeypatch):
+    """A search that may take no longer than one mistake finds the last one of the list, too."""
+    from tinyvllm_ref.course import diagnosis
+
+    exercise = checking.exercise_of("20.3")
+    mistake = exercise.mistakes[-1]
+    source = "# Exercise 20.3\n" + mistake.answer.replace("peak", "largest")
+    verdict = judge(exercise, make_answer(exercise, source, emulation), emulation, checking.SEED)
+    monkeypatch.setattr(diagnosis, "_results", {})
+    looks = []
+    monkeypatch.setattr(diagnosis.time, "monotonic", lambda: float(len(looks)))
+    real = diagnosis._fails_as
+    monkeypatch.setattr(diagnosis, "_fails_as", lambda *given: looks.append(given) or real(*given))
+    assert diagnosis.find_mistake(verdict, seconds=0.5) is None
+    looks.clear()
+    assert diagnosis.find_mistake(verdict, seconds=0.5, source=source) is mistake
+
+
+def test_an_input_of_the_outputs_shape_is_named_only_where_it_belongs_to_it():
+    """Beside keys of as many dimensions a query's elements say nothing of the output's."""
+    from tinyvllm_ref.course.compare import compare
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def row(**others):
+        difference = compare({"y": x}, {"y": x + 1}, lambda name: Tolerance(), {"x": x, **others})
+        return difference.rows[1][0]
+
+    assert row() == row(weight=np.ones(3)) == "y[0, 1], x = 1"
+    assert row(keys=np.ones((5, 3))) == "y[0, 1]"

@@ -80,6 +80,20 @@ def test_a_story_may_be_drawn_and_share_its_batch():
     assert alone.text != engine_report(small(lesson_of("03"))).text
 
 
+def test_logits_are_not_called_equal_where_the_tokens_differ():
+    """A batch laid out wrongly does not show in the logits of one story by itself, and a draw in no logits."""
+    batch, draw = (lesson_of(number).engine for number in ("18", "17"))
+    for card, names in ((batch, ("positions run on",)), (draw, ("the step left out",))):
+        mistakes = tuple(one for one in card.mistakes if one[1] in names)
+        lesson = dataclasses.replace(
+            lesson_of("03"), engine=dataclasses.replace(card, mistakes=mistakes, max_tokens=8)
+        )
+        (found,) = engine_report(lesson).mistakes
+        assert found.error == ""
+        assert found.same_tokens < 8
+        assert found.logit_error is None
+
+
 @pytest.mark.slow
 def test_fewer_fraction_bits_are_less_exact():
     dial = engine_report(small(lesson_of("02"), dial=lesson_of("02").engine.dial)).dial

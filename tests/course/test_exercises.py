@@ -120,6 +120,7 @@ def test_whatever_an_answer_does_the_process_is_as_before(exercise):
         )
 
 
+@pytest.mark.slow  # each is also named as itself, above
 @each_exercise
 def test_no_two_mistakes_coincide(exercise):
     answers = [answer_of(exercise, mistake.answer) for mistake in exercise.mistakes]

@@ -7,6 +7,7 @@ import itertools
 import struct
 import warnings
 from collections.abc import Callable
+from html.parser import HTMLParser
 from typing import Any
 
 import matplotlib as mpl
@@ -260,12 +261,40 @@ def test_the_overlap_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert boxes["one"].overlaps(boxes["other"])
 
 
+def test_a_magnified_strip_names_nothing_outside_and_ends_where_it_is_told() -> None:
+    segments = [f.Segment("before", 0, 100), f.Segment("inside", 100, 160), f.Segment("behind", 160, 200)]
+    figure = f.byte_strip(segments, zoom=(100, 160), end=256)
+    names = [text.get_text() for text in figure.findobj(Text)]
+    assert [names.count(name) for name in ("before", "inside", "behind")] == [1, 2, 1]
+    assert "byte 256" in names
+    assert "56 bytes belong to no part" in figure.alt_text
+
+
+class Spoken(HTMLParser):
+    """What a screen reader says for pictures, and that there is nothing to see."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.labels: list[str | None] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert dict(attrs)["role"] == "img"
+        self.labels.append(dict(attrs)["aria-label"])
+
+    def handle_data(self, data: str) -> None:
+        raise AssertionError(f"{data!r} would be seen")
+
+
 def test_display_sends_one_png_with_its_alt_text(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr("IPython.display.display", lambda data, metadata, raw: sent.append((data, metadata)))
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, metadata=None, raw=False: sent.append((data, metadata))
+    )
     figure = f.row_column_major((2, 3))
     f.display_figure(figure)
-    ((data, metadata),) = sent
+    (data, metadata), (spoken, _) = sent
+    assert Spoken(spoken["text/html"]).labels == [figure.alt_text]
     png = base64.b64decode(data["image/png"])
     assert png.startswith(b"\x89PNG\r\n")
     width, height = struct.unpack(">II", png[16:24])
@@ -282,6 +311,7 @@ def test_display_sends_one_png_with_its_alt_text(monkeypatch: pytest.MonkeyPatch
         (lambda: f.byte_strip([f.Segment("a", 0, 9), f.Segment("b", 8, 10)]), "overlap"),
         (lambda: f.byte_strip([f.Segment("a", 9, 0)]), "no range"),
         (lambda: f.byte_strip([f.Segment("a", 0, 9)], zoom=(4, 40)), "zoom"),
+        (lambda: f.byte_strip([f.Segment("a", 0, 9)], end=8), "end=8"),
         (lambda: f.blocks_over_array(4, 0, 1), "block"),
         (lambda: f.blocks_over_array(10**6, 256, 4000), "do not fit"),
         (lambda: f.bit_layout([]), "format"),

@@ -138,3 +138,21 @@ def test_the_engine_card_marks_where_a_story_leaves_the_reference() -> None:
     assert "The reference wrote" not in str(same)
     nobody = EngineReport("06", "T", (), 20, (), ("a",), "Once", "Once a", "Once a", 3, 3, 0.0)
     assert "joins when its check passes" in str(nobody)
+
+
+def test_of_two_sides_each_stands_under_its_own_line() -> None:
+    sides = report(
+        source=((4, "s[t] = 1;", True), (5, "", False), (6, "y = s[0];", True)),
+        fault_note="read by block 0, thread 1, line 6; written by block 0, thread 0, line 4",
+    )
+    assert sides.says_of(4) == "written by block 0, thread 0"
+    assert sides.says_of(6) == "read by block 0, thread 1"
+    lines = [line.strip() for line in sides.render_text().splitlines()]
+    assert lines[lines.index("-> 4 | s[t] = 1;") + 1] == "written by block 0, thread 0"
+    assert Reader(sides.render_html()).text.count("read by block 0, thread 1") == 1
+
+
+def test_two_sides_of_one_line_and_a_remark_without_a_line() -> None:
+    one = report(source=((4, "x[i] = x[j];", True),), fault_note="read by a, line 4; written by b, line 4")
+    assert one.says_of(4) == "read by a; written by b"
+    assert report(fault_note="a ; may be missing; 1 more error after it").says_of(5).endswith("after it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -99,8 +100,7 @@ def fetch(name: str, *, force: bool = False, progress: bool = True, hub: Hub | N
     source = SOURCES[name]
     target = home() / "models" / name
     partial = target.with_name(f"{name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with _locked(partial):
+    with _disk_errors(target), _locked(partial):
         if force or not (target / "config.json").is_file():
             try:
                 download_repository(hub or Hub(), source.repo, partial, progress)
@@ -200,10 +200,28 @@ def _install(partial: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Say what to do where the disk is full, or the folder of models can not be written to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = (
+                "free some space, or set TINYVLLM_HOME to a folder on another disk; what came so far is kept"
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            advice = "set TINYVLLM_HOME to a folder that can be written to"
+        else:
+            raise
+        raise FetchError(f"{target} can not be written ({error}): {advice}") from error
+
+
+@contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time work on a model; a second one waits."""
     import fcntl  # not on Windows, where only this function would miss it
 
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder.mkdir(exist_ok=True)  # the one before may have given it its final name

@@ -91,7 +91,7 @@ def check(id: str, answer: Any = ...) -> None:
     if not verdict.passed:
         # With a line of the stub left in, half of the answer is the learner's: that says nothing of what they think.
         known = _was_emulated(verdict) and not _left_of_stub(exercise, source)
-        mistake = find_mistake(verdict, SEED, seconds=_PATIENCE) if known else None
+        mistake = find_mistake(verdict, SEED, seconds=_PATIENCE, source=source) if known else None
         _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
 

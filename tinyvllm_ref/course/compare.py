@@ -56,7 +56,8 @@ def compare(
     tolerance : callable
         Name of an output -> its tolerance. Integers, strings and bits are compared exactly.
     inputs : mapping, optional
-        Of the case: where one input array alone has an output's shape, its elements stand beside the wrong ones.
+        Of the case: where one input array alone has an output's shape, and all others have fewer dimensions, its
+        elements stand beside the wrong ones.
     """
     for name, value in expected.items():
         if name not in got:
@@ -69,14 +70,16 @@ def compare(
 
 def _with_inputs(difference: Difference, expected: Any, inputs: Mapping[str, Any]) -> Difference:
     """The same with the input element named beside each wrong one, where it is clear which that is."""
+    arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
     alike = [
         (name, value)
-        for name, value in inputs.items()
-        if isinstance(value, np.ndarray)
-        and isinstance(expected, np.ndarray)
-        and value.shape == expected.shape
+        for name, value in arrays.items()
+        if isinstance(expected, np.ndarray) and value.shape == expected.shape
     ]
     if len(alike) != 1 or not difference.places:
+        return difference
+    # A query's row beside keys, or a table that has the shape by chance: no element of it belongs to one of the output.
+    if any(value.ndim >= alike[0][1].ndim for name, value in arrays.items() if name != alike[0][0]):
         return difference
     ((name, values),) = alike
     rows = tuple(
@@ -237,4 +240,4 @@ def show(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     text = str(value) if isinstance(value, int | np.integer) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."

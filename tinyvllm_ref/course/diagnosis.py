@@ -20,7 +20,11 @@ _MOST_CASES = 4
 
 
 def find_mistake(
-    verdict: Verdict, seed: int = 0, before: Mapping[str, str] | None = None, seconds: float | None = None
+    verdict: Verdict,
+    seed: int = 0,
+    before: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+    source: str = "",
 ) -> Mistake | None:
     """The mistake whose results are those of the failing answer, in every case that is looked at.
 
@@ -28,19 +32,29 @@ def find_mistake(
     All was and is run in emulation. `before` is as for :func:`~tinyvllm_ref.course.answers.make_answer`.
 
     With `seconds` the search ends after that time. What was run by then is kept, and compiled kernels are kept on
-    disk: the same answer's next check goes on where this one ended.
+    disk: the same answer's next check goes on where this one ended. With `source`, the text of the failing answer, the
+    mistakes whose text is most like it are tried first: they are found before the time is up.
     """
     ends = time.monotonic() + seconds if seconds is not None else math.inf
     failing = [result for result in verdict.results if not result.passed]
     passing = [result for result in verdict.results if result.passed]
     looked_at = [*failing[: _MOST_CASES - 1], *passing[:1]]
-    for mistake in verdict.exercise.mistakes:
-        for answer in mistake.answers:
-            if time.monotonic() > ends:
-                return None
-            if all(_fails_as(verdict.exercise, answer, result, seed, before) for result in looked_at):
-                return mistake
+    known = [(mistake, answer) for mistake in verdict.exercise.mistakes for answer in mistake.answers]
+    if source:
+        mine = _triples(source)
+        known.sort(key=lambda pair: len(mine ^ _triples(pair[1])))
+    for mistake, answer in known:
+        if time.monotonic() > ends:
+            return None
+        if all(_fails_as(verdict.exercise, answer, result, seed, before) for result in looked_at):
+            return mistake
     return None
+
+
+def _triples(source: str) -> set[tuple[str, ...]]:
+    """Every three words or signs that stand side by side."""
+    words = re.findall(r"\w+|\S", source)
+    return set(zip(words, words[1:], words[2:], strict=False))
 
 
 _results: dict[tuple[str, str, int, str], CaseResult] = {}  # exercise, answer, seed, case

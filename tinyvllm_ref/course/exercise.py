@@ -6,7 +6,7 @@ a new exercise; ``docs/writing-lessons.md`` shows how one is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -283,6 +283,9 @@ class EngineCard:
         Further prompts that are in the batch, in front of `prompt`; their stories are not shown.
     options : mapping
         Of the engine: fields of EngineConfig, such as a small ``num_blocks``.
+    write : callable, optional
+        ``write(parts, task) -> (token ids, text)``: how the story comes about, where the engine alone does not write it
+        (lesson 24's comes out of a server, whose part counts in that card as well).
     without : tuple of str
         Parts of the learner's that stay out of this card, since the lesson's own part could not be seen with them.
     """
@@ -297,6 +300,7 @@ class EngineCard:
     beside: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    write: Callable[[Any, Any], tuple[Sequence[int], str]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,9 @@ from .exercise import CLEAN, Case, Exercise
 from .runner import Outcome, run_case
 
 # After these a further case would only take time: it fails in the same way.
-HOPELESS = frozenset({"CompileException", "KernelTimeout", "PythonTimeout", "SyntaxError", "WrongAnswerType"})
+HOPELESS = frozenset(
+    {"CompileException", "KernelTimeout", "NobodyWakes", "PythonTimeout", "SyntaxError", "WrongAnswerType"}
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The one look of the course: colours, fonts and the style sheet that figures and HTML share.
 
-The hues are those of Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/), which people
-with the common kinds of colour blindness tell apart. A colour never carries a meaning alone: there is always a
-label, a shape or a hatching beside it.
+The hues are those of Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/). Lightness is spread so
+that people with the common kinds of colour blindness tell them apart as lines and as fills too
+(tests/course/test_accessibility.py measures it). A colour never carries a meaning alone: there is always a label, a
+shape or a hatching beside it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ class Hue:
     fill: str
 
 
-BLUE = Hue("#0072B2", "#CFE3F1")
-ORANGE = Hue("#B87A00", "#FBE3B3")
-GREEN = Hue("#00815D", "#C6E8DC")
-VERMILION = Hue("#C45300", "#F8D3BD")
-PURPLE = Hue("#A9538A", "#F0D6E5")
-SKY = Hue("#2F8FC4", "#DDF0FB")
-YELLOW = Hue("#8F8600", "#F7F1B5")
-GREY = Hue("#7C838C", "#E4E5E7")
+BLUE = Hue("#005283", "#B5D3F7")
+ORANGE = Hue("#A06900", "#FADFB0")
+GREEN = Hue("#008A63", "#D5F7E8")
+VERMILION = Hue("#903B00", "#F0BFAA")
+PURPLE = Hue("#7C3C65", "#F2C0DD")
+SKY = Hue("#3398D1", "#E2EEFB")
+YELLOW = Hue("#9E9400", "#FBF6C4")
+GREY = Hue("#7C838C", "#DFE0E2")
 
 # In this order neighbours differ in lightness too.
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, VERMILION, SKY)
@@ -116,7 +117,7 @@ CSS = """
 .tv table.tv-map tr.tv-here td.tv-name { font-weight: 600; }
 .tv table.tv-map td.tv-name { width: 60%; }
 .tv table.tv-map td.tv-dots { letter-spacing: 3px; font-size: 14px; line-height: 1.3; }
-.tv .tv-passed { color: #00966C; } .tv .tv-tried { color: #D98200; } .tv .tv-untouched { color: #8A9099; }
+.tv .tv-passed { color: #00966C; } .tv .tv-tried { color: #C97900; } .tv .tv-untouched { color: #8A9099; }
 .tv .tv-bar { height: 6px; border-radius: 3px; background: var(--tv-panel); border: 1px solid var(--tv-line);
   margin: 6px 0 4px; overflow: hidden; }
 .tv .tv-bar i { display: block; height: 100%; background: #009E73; }

@@ -1,13 +1,15 @@
 """``my_engine/``: what a learner has passed, as plain files that the engine runs and a person can read.
 
 ``parts.json`` lists the parts; each lies in a ``.cu`` file (device functions) or a ``.py`` file, which is the answer
-cell with its imports on top. ``answers/`` holds every answer that passed, by exercise.
+cell with its imports on top. ``answers/`` holds every answer that passed, by exercise. What a part imports of
+:mod:`.given` lies beside it as a copy; the capstone adds the rest of what a program needs (:func:`save_program`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tinyvllm_ref.assembly import Parts
 from tinyvllm_ref.checkpoint.names import REPOSITORY
 from tinyvllm_ref.parts import Parts as PlainParts
 
+from . import given
 from .exercise import Exercise
 from .store import write_atomically
 
@@ -84,15 +87,35 @@ def save(exercise: Exercise, source: str, namespace: dict[str, Any]) -> None:
     write_atomically(folder() / "__init__.py", '"""My engine, part by part."""\n')
     write_atomically(folder() / "earlier.py", _EARLIER)
     if exercise.file.endswith(".py"):
-        text = _module_text(exercise, source)
+        _write_module(exercise.file, f"{', '.join(exercise.makes)}: made in", exercise, source)
     else:
         (name,) = exercise.makes.values()
-        text = str(namespace[name])
-    write_atomically(folder() / exercise.file, text)
+        write_atomically(folder() / exercise.file, str(namespace[name]))
     listing = _listing()
     for part, name in exercise.makes.items():
         listing[part] = {"file": exercise.file} | ({"name": name} if exercise.file.endswith(".py") else {})
     _write_listing(listing)
+
+
+def save_program(exercise: Exercise, file: str) -> Path:
+    """Write what makes a program of the parts: an answer that is no part, as a module, and the given modules.
+
+    Parameters
+    ----------
+    exercise : Exercise
+        Whose answer, which has passed, becomes the module.
+    file : str
+        The module's name in the folder.
+
+    Returns
+    -------
+    Path
+        The program, ``generate.py``.
+    """
+    _write_module(file, f"{exercise.title}:", exercise, answer(exercise.id) or "", alone=True)
+    for name in given.MODULES:
+        write_atomically(folder() / f"{name}.py", given.module_text(name))
+    return folder() / "generate.py"
 
 
 def remove(exercise: Exercise) -> list[Path]:
@@ -106,14 +129,19 @@ def remove(exercise: Exercise) -> list[Path]:
     return [path for path in moved if path is not None]
 
 
-def _module_text(exercise: Exercise, source: str) -> str:
-    """A module that is the answer cell, with what it may name imported on top."""
-    earlier = f"\nfrom .earlier import {', '.join(exercise.uses)}\n" if exercise.uses else ""
-    before = "".join(f"\n\n{(answer(id) or '').rstrip()}\n" for id in exercise.builds_on)
-    return (
-        f'"""{", ".join(exercise.makes)}: made in exercise {exercise.id}."""\n\n'
-        f"import numpy as np\n\nfrom tinyvllm_ref.device import cp\n{earlier}{before}\n\n{source.rstrip()}\n"
+def _write_module(file: str, says: str, exercise: Exercise, source: str, *, alone: bool = False) -> None:
+    """Write a module that is the answer cell, with what it may name imported on top; and what it imports beside it."""
+    before = "" if alone else "".join(f"\n\n{(answer(id) or '').rstrip()}\n" for id in exercise.builds_on)
+    body = given.localized(f"{before}\n\n{source.rstrip()}\n")
+    names = [name for name in exercise.uses if re.search(rf"\b{name}\b", body)]
+    earlier = f"\nfrom .earlier import {', '.join(names)}\n" if names else ""
+    text = (
+        f'"""{says} exercise {exercise.id}."""\n\n'
+        f"import numpy as np\n\nfrom tinyvllm_ref.device import cp\n{earlier}{body}"
     )
+    write_atomically(folder() / file, text)
+    for name in given.needed_by(body):
+        write_atomically(folder() / f"{name}.py", given.module_text(name))
 
 
 def _answer_path(exercise: str) -> Path:

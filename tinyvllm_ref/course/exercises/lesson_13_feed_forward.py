@@ -125,10 +125,11 @@ _SILU = Exercise(
             "In which order does C compute a / b + c?",
         ),
         Mistake(
-            "no guard",
+            "no guard, or one that lets thread n through",
             _silu("x[i] / (1.0f + expf(-x[i]))", "true"),
-            "The last block has threads beyond the end of the array. They must do nothing.",
-            "How many threads are launched for 5 numbers?",
+            "The last element is x[n - 1]. The last block has threads from n on, and they must do nothing.",
+            "How many threads are launched for 5 numbers, and which of them have one?",
+            variants=(_silu("x[i] / (1.0f + expf(-x[i]))", "i <= n"),),
         ),
     ),
 )
@@ -343,10 +344,19 @@ _MUL = Exercise(
             "Which of the two BF16 numbers around your value lies nearer to it?",
         ),
         Mistake(
-            "no guard",
+            "a float stored without float_to_bf16",
+            _mul(store="{}"),
+            "To the compiler a bf16 is a 16-bit integer: stored there, 5.3 becomes the integer 5, and read as BF16 the bits of that are next "
+            "to nothing. float_to_bf16 gives the bits that stand for 5.3.",
+            "Which 16 bits are the number 5 as an integer, and which are 5.0 in BF16?",
+            variants=(_mul(store="(bf16)({})"),),
+        ),
+        Mistake(
+            "no guard, or one that lets thread n through",
             _mul(guard=""),
-            "The last block has threads beyond the last output. They must do nothing.",
-            "How many threads are launched for 4 outputs?",
+            "The last output is out[n - 1]. The last block has threads from n on, and they must do nothing.",
+            "How many threads are launched for 4 outputs, and which of them have one?",
+            variants=(_mul(guard="if (i > n) return;"),),
         ),
         Mistake(
             "array by array",
@@ -450,7 +460,7 @@ def _run_layer(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     # Before layer 0 nobody has written x.
     x = lab.inout(inputs["x"]) if inputs["layer"] else lab.output(inputs["x"].shape)
     after = lab.returned(answer(x, residual, weights, inputs["layer"], attend), x, "x")
-    return {"layers attended to": asked, "residual": lab.get(residual, "residual"), "x": after}
+    return {"calls of attend, by layer": asked, "residual": lab.get(residual, "residual"), "x": after}
 
 
 def layer_in_float64(
@@ -555,7 +565,7 @@ def _expect_layer(inputs: Any) -> dict[str, Any]:
         inputs["past_v"],
     )
     return {
-        "layers attended to": [layer],
+        "calls of attend, by layer": [layer],
         "residual": stream.astype(np.float32),
         "x": x.astype(np.float32),
     }
@@ -717,6 +727,44 @@ return x""",
             "Columns cut out of a larger array lie in memory with gaps between the rows, and a kernel that gets the address knows "
             "nothing of these. cp.ascontiguousarray makes a copy without gaps.",
             "How far apart in memory are q of token 0 and q of token 1, and how far does a kernel take them to be?",
+        ),
+        Mistake(
+            "the two arrays exchanged",
+            _layer(
+                (_FIRST_NORM, _FIRST_NORM.replace("add_rms_norm(x, residual", "add_rms_norm(residual, x")),
+                (_SECOND_NORM, _SECOND_NORM.replace("add_rms_norm(x, residual", "add_rms_norm(residual, x")),
+            ),
+            "add_rms_norm(x, residual, ...) reads its first array and writes the sum into its second: that has to be the stream. The "
+            "other way round the stream is never added to, and the next product overwrites the sum in x.",
+            "Into which of its two arrays does add_rms_norm write the sum?",
+            variants=(
+                _layer(
+                    (
+                        _SECOND_NORM,
+                        _SECOND_NORM.replace("add_rms_norm(x, residual", "add_rms_norm(residual, x"),
+                    )
+                ),
+            ),
+        ),
+        Mistake(
+            "the two norms' weights exchanged",
+            _layer(
+                (
+                    'rms_norm(residual, weight("input_layernorm")',
+                    'rms_norm(residual, weight("post_attention_layernorm")',
+                ),
+                (
+                    'add_rms_norm(x, residual, weight("input_layernorm")',
+                    'add_rms_norm(x, residual, weight("?")',
+                ),
+                (
+                    'add_rms_norm(x, residual, weight("post_attention_layernorm")',
+                    'add_rms_norm(x, residual, weight("input_layernorm")',
+                ),
+                ('weight("?")', 'weight("post_attention_layernorm")'),
+            ),
+            "The layer begins with input_layernorm. post_attention_layernorm is what its name says: the norm after attention.",
+            "Which of the two norms comes after attention?",
         ),
         Mistake(
             "layer 0's weights in every layer",

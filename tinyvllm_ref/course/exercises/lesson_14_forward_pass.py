@@ -32,7 +32,7 @@ def _best_cases(rng: np.random.Generator) -> list[Case]:
         case([[1, 7, 3, 5]], [[0, 1, 2, 3]], "4 threads, all different", "small"),
         case([[-2, -2, -3, -2]], [[6, 1, 2, 9]], "4 threads, three equal", "small"),
         drawn(2, 64, 3, "2 blocks of 64, many equal"),
-        case(last, [np.arange(33)[::-1]], "33 threads, the last is the best", "awkward"),
+        case(last, [np.arange(33)[::-1]], "33 threads, the best in the last, with index 0", "awkward"),
         drawn(3, 100, 7, "3 blocks of 100"),
         case([[-np.inf, -np.inf]], [[5, 4]], "2 threads, both minus infinity", "awkward"),
         drawn(2, 1, 1, "2 blocks of 1"),
@@ -84,6 +84,9 @@ def _best(
     take: str = "scratch[t] = scratch[t + half];",
     result: str = "scratch[0]",
     last: str = "    __syncthreads();\n",
+    round_end: str = "        __syncthreads();\n        active = half;\n",
+    partner: str = "t + half < active && beats(scratch[t + half], scratch[t])",
+    loop: str = "for (int active = blockDim.x; active > 1;)",
 ) -> str:
     return f'''BLOCK_BEST_CUDA = r"""
 struct Candidate {{ float value; int index; }};
@@ -93,12 +96,10 @@ __device__ __forceinline__ bool beats(Candidate a, Candidate b) {{
 __device__ __forceinline__ Candidate block_best(Candidate mine, Candidate* scratch) {{
     int t = threadIdx.x;
     scratch[t] = mine;
-{fill}    for (int active = blockDim.x; active > 1;) {{
+{fill}    {loop} {{
         int half = {half};
-        if (t + half < active && beats(scratch[t + half], scratch[t])) {take}
-        __syncthreads();
-        active = half;
-    }}
+        if ({partner}) {take}
+{round_end}    }}
     Candidate best = {result};
 {last}    return best;
 }}
@@ -159,6 +160,21 @@ return best;""",
             "Among the candidates with the same value, does the one in the lower cell always have the lower index?",
         ),
         Mistake(
+            "part that is no power of two dropped",
+            _best(half="active / 2"),
+            "Halving rounds down: with 33 candidates, 16 go on and the last is lost. Round up, and compare only where there is a "
+            "partner.",
+            "With 33 threads, half is 16. Who looks at cell 32?",
+            variants=(
+                _best(
+                    half="stride",
+                    loop="for (int stride = blockDim.x / 2; stride > 0; stride /= 2)",
+                    partner="t < half && beats(scratch[t + half], scratch[t])",
+                    round_end="        __syncthreads();\n",
+                ),
+            ),
+        ),
+        Mistake(
             "equal values: the later one wins",
             _best(beats="a.value >= b.value"),
             "With >= a candidate is pushed out by its equal. The contract says: the lowest index.",
@@ -173,8 +189,9 @@ return best;""",
         Mistake(
             "the smallest wins",
             _best(beats="a.value < b.value || (a.value == b.value && a.index < b.index)"),
-            "a beats b if its value is larger.",
+            "a beats b if its value is larger, and cell t takes its partner's candidate if that one beats its own.",
             "What does your function give for 1, 7, 3 and 5?",
+            variants=(_best(partner="t + half < active && beats(scratch[t], scratch[t + half])"),),
         ),
         Mistake(
             "only the value goes on",
@@ -183,23 +200,35 @@ return best;""",
             "After the first round, whose index is in cell 0?",
         ),
         Mistake(
-            "part that is no power of two dropped",
-            _best(half="active / 2"),
-            "Halving rounds down: with 33 candidates, 16 go on and the last is lost. Round up, and compare only where there is a "
-            "partner.",
-            "With 33 threads, half is 16. Who looks at cell 32?",
-        ),
-        Mistake(
             "no barrier after filling scratch",
             _best(fill=""),
             "The first round reads cells that other threads fill, and these may not have come so far.",
             "What makes sure that scratch[t + half] is filled when thread t reads it?",
         ),
         Mistake(
+            "no barrier between the rounds",
+            _best(round_end="        active = half;\n"),
+            "A round reads what the round before it has written, and the last one is read by every thread. Without a barrier some are "
+            "a round ahead of others.",
+            "In the second round, who has written the cell that thread 0 reads?",
+        ),
+        Mistake(
+            "the rounds' barrier only for threads with a partner",
+            _best(
+                partner="t + half < active",
+                take="{\n            if (beats(scratch[t + half], scratch[t])) scratch[t] = scratch[t + half];\n"
+                "            __syncthreads();\n        }",
+                round_end="        active = half;\n",
+            ),
+            "A barrier waits for every thread of the block: it stands after the if, where all of them pass.",
+            "In the first round, which threads come to your barrier?",
+        ),
+        Mistake(
             "only thread 0 gets the result",
             _best(result="scratch[t]"),
             "Cell 0 alone holds the winner of all; every thread must read that one.",
             "After the tree, what is in scratch[1]?",
+            variants=(_best(result="t == 0 ? scratch[0] : mine"),),
         ),
         Mistake(
             "not safe to call twice",
@@ -286,6 +315,9 @@ def _argmax(
     answer: str = "best.index",
     merge_start: str = "MINUS_INFINITY, 2147483647",
     index: str = "indices[row + p]",
+    every: str = "for (int c = {}; c < end; c += blockDim.x)",
+    joined: str = "    best = block_best(best, scratch);\n",
+    merged: str = "    best = block_best(best, scratch);\n",
 ) -> str:
     return f'''THREADS, PART = 64, 512
 argmax_parts = cp.RawKernel(BLOCK_BEST_CUDA + r"""
@@ -295,12 +327,11 @@ extern "C" __global__ void argmax_parts(const float* logits, float* values, int*
     const float* row = logits + (size_t)blockIdx.y * vocab;
     int begin = blockIdx.x * part, end = {end};
     Candidate best = {{{start}}};
-    for (int c = {loop}; c < end; c += blockDim.x) {{
+    {every.format(loop)} {{
         Candidate one = {{row[c], {column}}};
         if ({compare}) best = one;
     }}
-    best = block_best(best, scratch);
-    if (threadIdx.x == 0) {{
+{joined}    if (threadIdx.x == 0) {{
         values[blockIdx.y * gridDim.x + blockIdx.x] = best.value;
         indices[blockIdx.y * gridDim.x + blockIdx.x] = best.index;
     }}
@@ -316,8 +347,7 @@ extern "C" __global__ void argmax_merge(const float* values, const int* indices,
         Candidate one = {{values[row + p], {index}}};
         if (beats(one, best)) best = one;
     }}
-    best = block_best(best, scratch);
-    if (threadIdx.x == 0) out[blockIdx.x] = {answer};
+{merged}    if (threadIdx.x == 0) out[blockIdx.x] = {answer};
 }}
 """, "argmax_merge")
 {_ARGMAX_WRAPPER}'''
@@ -363,7 +393,7 @@ for (int p = threadIdx.x; p < ____; p += blockDim.x) {
         Mistake(
             "the search begins with 0",
             _argmax(start="0.0f, 0"),
-            "Logits may all be negative. Then nothing beats a value of 0 that was never there, and token 0 comes out. Begin with minus "
+            "Logits may all be negative. Then nothing beats a value of 0 that was never there, and its index comes out. Begin with minus "
             "infinity.",
             "If all numbers of a row are negative, which one is larger than your first best?",
             variants=(_argmax(start="0.0f, vocab"), _argmax(merge_start="0.0f, 0")),
@@ -394,6 +424,25 @@ for (int p = threadIdx.x; p < ____; p += blockDim.x) {
             ),
             "40,000 columns are 79 parts, and the block has 64 threads. A strided loop takes any number.",
             "How many parts are there, and how many threads does the second kernel have?",
+        ),
+        Mistake(
+            "one column a thread",
+            _argmax(every="int c = {};\n    if (c < end)"),
+            "A part has more columns than the block has threads: with one column each, most of them are looked at by nobody.",
+            "How many columns has a part, and how many threads search it?",
+        ),
+        Mistake(
+            "thread 0's best taken for the part's",
+            _argmax(joined=""),
+            "After the loop every thread has a best of its own. `block_best` finds the best among them, and thread 0 stores that one.",
+            "After the loop, which columns has thread 0 looked at?",
+            variants=(_argmax(joined="", merged=""),),
+        ),
+        Mistake(
+            "thread 0's best taken for the row's",
+            _argmax(merged=""),
+            "After the loop of pass 2 every thread has the best of some parts. `block_best` finds the best among them.",
+            "In pass 2, how many parts has thread 0 looked at?",
         ),
         Mistake(
             "every row reads the first row's parts",
@@ -502,8 +551,21 @@ def _run_forward(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
         query_starts=lab.input("query_starts", np.concatenate([[0], ends]).astype(np.int32)),
         logits_rows=lab.input("logits_rows", inputs["logits_rows"]),
     )
-    logits = lab.get(answer(given, weights, attend), "what forward returned")
-    return {"layers": asked, "logits": logits}
+    # How many rows go through the LM head: linear is told.
+    names = getattr(answer, "__globals__", {"linear": None})
+    plain, rows = names["linear"], []
+
+    def linear(x: Any, w: Any, out: Any) -> Any:
+        if w is weights.lm_head:
+            rows.append(len(x))
+        return plain(x, w, out)
+
+    names["linear"] = linear
+    try:
+        logits = lab.get(answer(given, weights, attend), "what forward returned")
+    finally:
+        names["linear"] = plain
+    return {"layers": asked, "logits": logits, "rows through the LM head": sum(rows) if rows else len(logits)}
 
 
 def _expect_forward(inputs: Any) -> dict[str, Any]:
@@ -533,6 +595,7 @@ def _expect_forward(inputs: Any) -> dict[str, Any]:
     return {
         "layers": list(range(sizes["num_hidden_layers"])),
         "logits": (rows @ head.astype(np.float64).T).astype(np.float32),
+        "rows through the LM head": len(rows),
     }
 
 
@@ -642,6 +705,27 @@ return linear(rows, ____, logits)""",
             "How many norms with the weight `norm` does a model have?",
         ),
         Mistake(
+            "all rows through the LM head, then those wanted",
+            _forward(
+                ("    rows = h[inputs.logits_rows]\n", "    rows = h\n"),
+                ("weights.lm_head, logits)", "weights.lm_head, logits)[inputs.logits_rows]"),
+            ),
+            "The logits are right, and most of the largest product of all was for nothing. Take the rows before it.",
+            "Of a prompt of 1,000 tokens, how many rows does your product compute, and how many are kept?",
+        ),
+        Mistake(
+            "the table's bits taken for numbers",
+            _forward(
+                (
+                    'embedding(inputs.ids, weights["embed_tokens"], residual)',
+                    'residual[...] = weights["embed_tokens"][inputs.ids]',
+                )
+            ),
+            "The table holds BF16 as 16-bit integers: copied, the bits of 1.0 become 16256.0. `embedding` takes the rows and turns "
+            "the bits into the numbers that they stand for.",
+            "Which dtype has the table, and which the stream?",
+        ),
+        Mistake(
             "logits of every position",
             _forward(("    rows = h[inputs.logits_rows]\n", "    rows = h\n")),
             "The LM head is the largest product of all, and only the rows of inputs.logits_rows are wanted: of a prompt, the last.",
@@ -692,11 +776,14 @@ return linear(rows, ____, logits)""",
 # ---------------- 14.4: where two runs first differ
 
 
+_STEPS = ("embedding", "qkv", "attention", "o_proj", "norm")  # not in the order of the alphabet
+
+
 def _difference_cases(rng: np.random.Generator) -> list[Case]:
     def run(sizes: list[float]) -> dict[str, Any]:
         return {
-            f"step {i}": (rng.standard_normal((3, 4)) * size).astype(np.float32)
-            for i, size in enumerate(sizes)
+            name: (rng.standard_normal((3, 4)) * size).astype(np.float32)
+            for name, size in zip(_STEPS, sizes, strict=False)
         }
 
     def rounding(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -714,9 +801,9 @@ def _difference_cases(rng: np.random.Generator) -> list[Case]:
         mine = rounding(golden)
         for values in list(mine.values())[2:]:
             values[0, 0] += 1e-4 * float(np.abs(values).max())
-        mine["step 0"] = golden["step 0"].copy()  # as the embedding: what is only looked up is the same
+        mine[_STEPS[0]] = golden[_STEPS[0]].copy()  # as the embedding: what is only looked up is the same
         for step, share in faults.items():
-            values = mine[f"step {step}"]
+            values = mine[_STEPS[step]]
             if plant == "nan":
                 values[1, 2] = np.nan
             elif plant == "balanced":
@@ -727,13 +814,13 @@ def _difference_cases(rng: np.random.Generator) -> list[Case]:
         return Case(label, {"mine": mine, "golden": golden, "tolerance": 0.03}, group)
 
     return [
-        case("4 steps, step 2 is wrong", "small", [1, 1, 1, 1], {2: 0.5, 3: 0.5}),
+        case("4 steps, from attention on wrong", "small", [1, 1, 1, 1], {2: 0.5, 3: 0.5}),
         case("4 steps, only rounding", "small", [1, 1, 1, 1], {}),
         case("a later step is further off", "awkward", [1, 1, 1, 1, 1], {1: 0.1, 2: 0.2, 3: 0.6, 4: 1.5}),
-        case("steps of many sizes, step 1 is wrong", "awkward", [0.001, 0.002, 300, 2], {1: 0.6, 3: 0.05}),
+        case("steps of many sizes, qkv is wrong", "awkward", [0.001, 0.002, 300, 2], {1: 0.6, 3: 0.05}),
         case("steps of many sizes, only rounding", "awkward", [0.001, 1, 300, 2], {}),
-        case("a NaN in step 1", "awkward", [1, 1, 1], {1: 1, 2: 1}, "nan"),
-        case("errors up and down in step 1", "awkward", [1, 1, 1], {1: 0.2}, "balanced"),
+        case("a NaN in qkv", "awkward", [1, 1, 1], {1: 1, 2: 1}, "nan"),
+        case("errors up and down in qkv", "awkward", [1, 1, 1], {1: 0.2}, "balanced"),
     ]
 
 
@@ -786,6 +873,12 @@ return ____""",
     ),
     mistakes=(
         Mistake(
+            "NaN passes",
+            _difference(test="error > tolerance"),
+            "NaN > tolerance is False, like every comparison with NaN. `not error <= tolerance` catches it.",
+            "What does Python give for float('nan') > 0.03?",
+        ),
+        Mistake(
             "the largest difference, not the first",
             """def first_difference(mine, golden, tolerance):
     errors = {name: np.linalg.norm(mine[name] - golden[name]) / np.linalg.norm(golden[name]) for name in golden}
@@ -796,6 +889,36 @@ return ____""",
             "Two steps are wrong. Which of them can be the consequence of the other?",
         ),
         Mistake(
+            "the last that differs",
+            """def first_difference(mine, golden, tolerance):
+    found = None
+    for name in golden:
+        if not np.linalg.norm(mine[name] - golden[name]) / np.linalg.norm(golden[name]) <= tolerance:
+            found = name
+    return found
+""",
+            "What comes after the fault differs as well, since it was computed from it. Return at the first one.",
+            "When your loop has found the first one, what does it do with the next?",
+        ),
+        Mistake(
+            "None after the first step",
+            _difference().replace("    return None", "        return None"),
+            "A return ends the function, the loop with it: this one is reached in the first round already. Only after the loop is it "
+            "known that nothing differs.",
+            "When the first step agrees, which line runs next?",
+        ),
+        Mistake(
+            "in the order of the alphabet",
+            """def first_difference(mine, golden, tolerance):
+    for name in sorted(golden):
+        if not np.linalg.norm(mine[name] - golden[name]) / np.linalg.norm(golden[name]) <= tolerance:
+            return name
+    return None
+""",
+            "The dicts are in the order of computation, and that is what `first` means. Sorted by name, final_norm comes before layers.0.",
+            "In which order were the steps computed, and in which do you look at them?",
+        ),
+        Mistake(
             "the absolute error",
             _difference("np.abs(mine[name] - golden[name]).max()"),
             "Activations have many sizes: in one place 0.01 is nothing, in another it is everything. Divide by the size of what is "
@@ -803,14 +926,10 @@ return ____""",
             "How large are the numbers of each step in this case?",
             variants=(
                 _difference("np.linalg.norm(mine[name] - golden[name])"),
+                _difference("np.linalg.norm(mine[name] - golden[name])", "error > tolerance"),
                 _difference("np.abs(mine[name] - golden[name]).mean()"),
+                _difference("np.abs(mine[name] - golden[name]).max()", "error > tolerance"),
             ),
-        ),
-        Mistake(
-            "NaN passes",
-            _difference(test="error > tolerance"),
-            "NaN > tolerance is False, like every comparison with NaN. `not error <= tolerance` catches it.",
-            "What does Python give for float('nan') > 0.03?",
         ),
         Mistake(
             "signed differences cancel",
@@ -824,7 +943,13 @@ return ____""",
             _difference("np.max(np.abs(mine[name] - golden[name]) / np.abs(golden[name]))"),
             "An element that happens to be near 0 has a huge relative error from rounding alone. Compare the sizes of whole arrays.",
             "In the step that you name, what is expected in the element that is furthest off?",
-            variants=(_difference("np.abs((mine[name] - golden[name]) / golden[name]).max()"),),
+            variants=(
+                _difference("np.abs((mine[name] - golden[name]) / golden[name]).max()"),
+                _difference("np.abs((mine[name] - golden[name]) / golden[name]).max()", "error > tolerance"),
+                _difference(
+                    "np.abs((mine[name] - golden[name]) / golden[name])", "(error > tolerance).any()"
+                ),
+            ),
         ),
         Mistake(
             "exactly equal",
@@ -903,24 +1028,49 @@ def golden_activations() -> dict[str, Any]:
     return dict(golden().activations)
 
 
+_OPERATIONS = (
+    "input_norm", "qkv", "rope", "attention", "o_proj", "post_norm", "gate_up", "silu_mul", "down_proj", "stream",
+)  # fmt: skip
+
+
 def _found_cases(rng: np.random.Generator) -> list[Case]:
-    return [Case("the three broken models", {"models": list(_PLANTED)}, "found")]
+    known = [*FAULTS, *_OPERATIONS]
+    return [
+        Case(f"model {letter}", {"model": letter, "known": known}, f"model {letter}") for letter in _PLANTED
+    ]
 
 
 def _run_found(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise TypeError(f"found is {answer!r}; it must be a dict of model -> (operation, fault)")
-    return {
-        "found": {key: list(value) if isinstance(value, tuple) else value for key, value in answer.items()}
-    }
+    from tinyvllm_ref.course.kinds import NotFilledIn
+
+    model = inputs["model"]
+    if not isinstance(answer, dict) or model not in answer:
+        raise TypeError(
+            f"found is {answer!r:.80}; it must be a dict of A, B and C, each with (operation, fault)"
+        )
+    pair = answer[model]
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"found[{model!r}] is {pair!r:.80}; it must be a pair: (operation, fault)")
+    where, what = pair
+    if where is None or what is None:
+        raise NotFilledIn(f"found[{model!r}] is {tuple(pair)!r}")
+    layer, _, operation = str(where).removeprefix("layers.").partition(".")
+    if not (str(where).startswith("layers.") and layer.isdigit() and operation in inputs["known"]):
+        raise ValueError(
+            f"found[{model!r}] names the operation {where!r}; the names are those of golden, such as 'layers.1.qkv'"
+        )
+    if what not in inputs["known"]:
+        raise ValueError(
+            f"found[{model!r}] names the fault {what!r}; it must be one of FAULTS, letter by letter"
+        )
+    return {"where": where, "what": what}
 
 
 def _expect_found(inputs: Any) -> dict[str, Any]:
     from tinyvllm_ref.course.compare_layers import compare
 
-    return {
-        "found": {letter: [compare(broken(letter)).first, _PLANTED[letter][1]] for letter in inputs["models"]}
-    }
+    letter = inputs["model"]
+    return {"where": compare(broken(letter)).first, "what": _PLANTED[letter][1]}
 
 
 def _found(*changes: tuple[str, str]) -> str:
@@ -944,7 +1094,8 @@ _FOUND = Exercise(
     cases=_found_cases,
     run=_run_found,
     expected=_expect_found,
-    points={"found": 3},
+    points={f"model {letter}": 1 for letter in _PLANTED},
+    riddle=True,
     hints=Hints(
         question="What does first_difference(broken(letter), golden_activations(), 0.03) give for each letter? And of the faults on the "
         "list, which can be at that operation at all?",
@@ -1053,7 +1204,7 @@ def draw_next_tokens(prompt: str, count: int = 10) -> Any:
     best = np.argsort(-probabilities, kind="stable")[:count]
     return figures.distribution_filters(
         [llm.tokenizer.decode([int(token)]) for token in best],
-        {f"after “{prompt[-32:]}”": probabilities[best]},
+        {f"after “{prompt if len(prompt) <= 48 else '…' + prompt[-47:]}”": probabilities[best]},
         title="What may come next",
     )
 

@@ -162,6 +162,13 @@ for (int c = threadIdx.x; c < ____; c += ____) {
             _write(slot="blockIdx.x"),
             "Where a token goes is told by slots, and need not be where it stands in this step: earlier tokens are in the cache already.",
             "Which slot does token 0 get, by the list of slots?",
+            variants=(_write(to="(size_t)blockIdx.x * width"),),
+        ),
+        Mistake(
+            "slots counted in numbers",
+            _write(to="(size_t)slot"),
+            "A slot is room for a whole token: slot s begins s times `width` numbers from the beginning.",
+            "With width 2, at which element does slot 2 begin?",
         ),
         Mistake(
             "slot -1 not skipped",
@@ -188,6 +195,12 @@ for (int c = threadIdx.x; c < ____; c += ____) {
             "From which array does the second line of your loop read?",
         ),
         Mistake(
+            "both into the key cache",
+            _write(value="key_cache[to + c] = float_to_bf16(v[from + c]);"),
+            "The second line overwrites what the first has just written. v goes to value_cache.",
+            "Which arrays does your kernel write?",
+        ),
+        Mistake(
             "cast in place of conversion",
             _write(key="(bf16)k[from + c]", value="value_cache[to + c] = (bf16)v[from + c];"),
             "bf16 is a name for 16-bit integers here: the cast rounds 1.7 to the integer 1. float_to_bf16 gives the bits.",
@@ -206,6 +219,12 @@ for (int c = threadIdx.x; c < ____; c += ____) {
             "only as many columns as threads",
             _write(loop="int c = threadIdx.x;\n    if (c < width)"),
             "There may be more columns than threads. A strided loop takes any number.",
+            "How many threads has a block here, and how many columns has a token?",
+        ),
+        Mistake(
+            "more threads than columns",
+            _write(loop="int c = threadIdx.x;"),
+            "A block has 32 threads at least, and a token may have two columns. The strided loop is the guard as well.",
             "How many threads has a block here, and how many columns has a token?",
         ),
         Mistake(
@@ -278,6 +297,8 @@ def _run_attend(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             continue
         attend.begin(step)
         positions = lab.get(attend.positions, "positions")
+        if positions.dtype != np.int32:
+            raise TypeError(f"attend.positions is {positions.dtype}; rope reads int32")
         found["positions"].append(positions.tolist())
         for layer in range(sizes["num_hidden_layers"]):
             q, k, v = (lab.input(name, inputs[name][layer, first : first + step]) for name in ("q", "k", "v"))
@@ -490,6 +511,21 @@ def end(self):
             "end() has to say that the new tokens are kept from now on.",
             "After the prompt, what is length?",
         ),
+        Mistake(
+            "one token counted for a step",
+            _attend(("self.length += len(self.slots)", "self.length += 1")),
+            "A step may have many tokens, as that of the prompt has, and all of them are kept.",
+            "How many tokens did the step of the prompt have?",
+        ),
+        Mistake(
+            "positions that are not int32",
+            _attend(
+                ("self.length + count, dtype=np.int32)", "self.length + count)"),
+            ),
+            "Without a dtype arange makes 64-bit integers, as in NumPy. A kernel reads bytes as what its parameter list says, and "
+            "rope's says int.",
+            "Which dtype does cp.arange give where none is asked for?",
+        ),
     ),
 )
 
@@ -591,18 +627,34 @@ def _run_generate(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             steps.append(int(count))
             return super().begin(count)
 
-    names["CachedAttend"] = Counted
+    Counted.__name__ = Counted.__qualname__ = "CachedAttend"
+    # How many rows of logits each step asks for: forward is told.
+    whole, rows = names["forward"], []
+
+    def forward(given: Any, *others: Any, **named: Any) -> Any:
+        rows.append(len(given.logits_rows))
+        return whole(given, *others, **named)
+
+    names["CachedAttend"], names["forward"] = Counted, forward
     try:
         tokens = answer(list(inputs["prompt"]), inputs["count"], weights)
     finally:
-        names["CachedAttend"] = plain
-    return {"tokens": [int(token) for token in tokens], "tokens computed in each step": steps}
+        names["CachedAttend"], names["forward"] = plain, whole
+    return {
+        "tokens": [int(token) for token in tokens],
+        "tokens computed in each step": steps,
+        "rows of logits in each step": rows,
+    }
 
 
 def _expect_generate(inputs: Any) -> dict[str, Any]:
     tokens, _ = _greedy(inputs)
     steps = [len(inputs["prompt"]), *[1] * (inputs["count"] - 1)]
-    return {"tokens": tokens, "tokens computed in each step": steps}
+    return {
+        "tokens": tokens,
+        "tokens computed in each step": steps,
+        "rows of logits in each step": [1] * inputs["count"],
+    }
 
 
 _GENERATE_TEXT = """from types import SimpleNamespace
@@ -687,8 +739,47 @@ return tokens""",
                 ("len(prompt) + count)", "(len(prompt) + count) * (count + 1))"),
                 ("new = tokens[-1:]", "new = list(prompt) + tokens"),
             ),
-            "The prompt is in the cache. Given again, it stands behind itself, and the model reads it twice.",
+            "The prompt is in the cache. Given again, it stands behind itself: the model reads it twice, and the cache has no room for "
+            "that.",
             "In the second step, which tokens does the cache not have yet?",
+            variants=(
+                _generate(("new = tokens[-1:]", "new = list(prompt) + tokens")),
+                _generate(("        new = tokens[-1:]\n", "")),
+            ),
+        ),
+        Mistake(
+            "logits of every row of the prompt",
+            _generate(
+                ("cp.asarray(np.array([len(new) - 1], np.int32))", "cp.arange(len(new), dtype=np.int32)"),
+                ("cp.empty(1, np.int32))[0]", "cp.empty(len(new), np.int32))[-1]"),
+            ),
+            "The tokens are right. But the LM head is the largest product of all, and what comes after the prompt's first tokens is "
+            "known: the last row is enough.",
+            "Of a prompt of 1,000 tokens, how many rows of logits do you look at?",
+        ),
+        Mistake(
+            "one step more than needed",
+            _generate(
+                ("    while len(tokens) < count:\n", "    for _ in range(count + 1):\n"),
+                ("    return tokens", "    return tokens[:count]"),
+            ),
+            "The first step, that of the prompt, gives the first new token: `count` steps in all.",
+            "How many tokens have you got after the first step?",
+            variants=(
+                _generate(
+                    ("    while len(tokens) < count:\n", "    for _ in range(count + 1):\n"),
+                ),
+            ),
+        ),
+        Mistake(
+            "begin() not called",
+            _generate(
+                ("        attend.begin(len(new))\n", ""),
+                ("positions=attend.positions", "positions=cp.arange(len(new), dtype=np.int32)"),
+            ),
+            "forward hands `attend` to the layers, which ask it for positions; begin() sets them and the slots.",
+            "Who sets attend.positions, and when?",
+            variants=(_generate(("        attend.begin(len(new))\n", "")),),
         ),
         Mistake(
             "the prompt read token by token",

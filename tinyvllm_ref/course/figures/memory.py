@@ -424,6 +424,7 @@ def memory_map(
     block_size: int,
     *,
     title: str = "Who holds which block, step by step",
+    subtitle: str = "",
 ) -> AltFigure:
     """Blocks of memory over time; reserved slots that hold no token are hatched.
 
@@ -435,6 +436,8 @@ def memory_map(
         Slots of a block.
     title : str
         Heading.
+    subtitle : str, optional
+        Under it; how much of what is reserved is empty, if not given.
 
     Returns
     -------
@@ -455,8 +458,8 @@ def memory_map(
         need_at_most("memory_map(history)", len(steps) * len(steps[0]), 40_000, "block-steps")
     wasted = {name: _waste(steps, block_size) for name, steps in panels.items()}
     blocks = max(len(steps[0]) for steps in panels.values())
-    sub = "; ".join(
-        f"{name + ': ' if name else ''}"
+    sub = subtitle or "; ".join(
+        f"{name.partition(':')[0] + ': ' if name else ''}"
         + ("nothing is reserved" if np.isnan(share) else f"{share:.0%} of the reserved slots hold no token")
         for name, share in wasted.items()
     )
@@ -472,6 +475,7 @@ def memory_map(
             axes.set_title(shortened(drawable(name), 5, look.TEXT_SIZE, bold=True), loc="left",
                            fontsize=look.TEXT_SIZE, fontweight="bold", pad=4)  # fmt: skip
     steps_drawn = max(len(steps) for steps in panels.values())
+    sub = sub.rstrip(".")
     figure.alt_text = (
         f"{title}: {blocks} blocks over {steps_drawn} steps, {plural(len(owners), 'owner')}. {sub}."
     )
@@ -607,26 +611,68 @@ def _draw_lifetimes(axes: Any, buffers: Sequence[Lifetime], starts: Sequence[int
     axes.set(xlim=(first, last + 1), ylim=(0, top * 1.04))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     width, height = axes.figure.get_size_inches() * np.array(axes.get_position().bounds[2:])
-    taken: list[tuple[float, float, float, float]] = []
+    across, up = width / (last + 1 - first), height / (top * 1.04)
+    bars = []
     for k, (one, start) in enumerate(zip(buffers, starts, strict=True)):
-        hue = look.hue(k)
         wide = one.last + 1 - one.first
-        axes.add_patch(_bar(one.first, start, wide, one.size, hue))
-        tall = one.size / (top * 1.04) * height
-        name = shortened(drawable(one.name), wide / (last + 1 - first) * width - 0.06, 7.5)
-        x, y = (
-            (one.first + wide / 2) / (last + 1 - first) * width,
-            (start + one.size / 2) / (top * 1.04) * height,
-        )
-        half = text_width(name, 7.5) / 2
-        place = (x - half, x + half, y - 0.065, y + 0.065)
-        clash = any(
-            place[0] < t[1] and t[0] < place[1] and place[2] < t[3] and t[2] < place[3] for t in taken
-        )
-        if len(name) >= min(3, len(one.name)) and tall > 0.14 and not clash:
+        axes.add_patch(_bar(one.first, start, wide, one.size, look.hue(k)))
+        left = (one.first - first) * across
+        bars.append((left, left + wide * across, start * up, (start + one.size) * up))
+    taken: list[_Place] = []
+    for one, bar in zip(buffers, bars, strict=True):
+        others = [other for other in bars if other is not bar]
+        name, place = _name_place(drawable(one.name), bar, others, taken, width)
+        if name:
             taken.append(place)
-            axes.text(one.first + wide / 2, start + one.size / 2, name, fontsize=7.5, ha="center", va="center",
-                      parse_math=False)  # fmt: skip
+            x, y = first + (place[0] + place[1]) / 2 / across, (place[2] + place[3]) / 2 / up
+            axes.text(x, y, name, fontsize=7.5, ha="center", va="center", parse_math=False)
+
+
+_Place = tuple[float, float, float, float]  # left, right, bottom, top; in inches
+
+
+def _name_place(
+    name: str, bar: _Place, others: Sequence[_Place], taken: Sequence[_Place], width: float
+) -> tuple[str, _Place]:
+    """Where a bar's name stands: inside, else beside or above it where that is free, else shortened, or nowhere."""
+    left, right, bottom, top = bar
+    middle, centre = (bottom + top) / 2, (left + right) / 2
+    whole, inside = text_width(name, 7.5), top - bottom > 0.14
+
+    def at(text: str, x: float, y: float = middle) -> _Place:
+        return (x, x + text_width(text, 7.5), y - 0.065, y + 0.065)
+
+    def unwritten(place: _Place) -> bool:
+        return not any(_overlap(place, one) for one in taken)
+
+    def free(place: _Place) -> bool:
+        letters = (
+            place[0],
+            place[1],
+            place[2] + 0.02,
+            place[3] - 0.02,
+        )  # without what lies above and below them
+        within = place[0] >= 0 and place[1] <= width
+        return within and unwritten(place) and not any(_overlap(letters, one) for one in others)
+
+    place = at(name, centre - whole / 2)
+    if inside and whole <= right - left - 0.06 and unwritten(place):
+        return name, place
+    around = (
+        at(name, right + 0.05),
+        at(name, left - 0.05 - whole),
+        at(name, centre - whole / 2, top + 0.075),
+    )
+    for place in around:
+        if free(place):
+            return name, place
+    short = shortened(name, right - left - 0.06, 7.5)
+    place = at(short, centre - text_width(short, 7.5) / 2)
+    return (short if inside and len(short) >= min(3, len(name)) and unwritten(place) else ""), place
+
+
+def _overlap(one: _Place, other: _Place) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _bar(x: float, y: float, wide: float, tall: float, hue: look.Hue) -> Any:

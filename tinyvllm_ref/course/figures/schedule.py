@@ -68,7 +68,7 @@ def timeline(
         _draw_slots(sheet, panel, steps, requests)
         sheet.y += 0.12
     _time_axis(sheet, steps, time)
-    sheet.key([("one request a colour and label", {"fill": look.BLUE.fill, "edge": look.BLUE.line}),
+    sheet.key([("busy with a request", {"fill": look.BLUE.fill, "edge": look.BLUE.line}),
                ("idle", {"fill": look.WASTE, "hatch": look.HATCH})])  # fmt: skip
     says = "; ".join(
         f"{name + ': ' if name else ''}{_in_words(panels[name], s, time)}" for name, s in idle.items()
@@ -110,10 +110,21 @@ def _draw_slots(sheet: Sheet, panel: Slots, steps: int, requests: list[str]) -> 
                 hue, wide = look.hue(requests.index(owner)), (at - start) * step
                 sheet.box(x0 + start * step, y + 0.02, wide, tall - 0.04, fill=hue.fill, edge=hue.line,
                           line=0.8 if wide > 0.04 else 0.2, above=2)  # fmt: skip
-                if text_width(drawable(owner), 7.5) <= wide - 0.05:
+                wanted = text_width(drawable(owner), 7.5)
+                if wanted <= wide - 0.05:
                     sheet.text(x0 + start * step + wide / 2, y + tall / 2, owner, size=7.5, ha="center")
+                elif tall > 0.2 and wanted + 0.1 <= _idle_after(row, at, end) * step:
+                    x = x0 + at * step + 0.04
+                    sheet.box(x, y + 0.04, wanted + 0.04, tall - 0.08, fill=look.WASTE, above=2)
+                    sheet.text(x + 0.02, y + tall / 2, owner, size=7.5)
             start = at
     sheet.y += len(panel) * tall
+
+
+def _idle_after(row: Sequence[str | None], at: int, end: int) -> int:
+    """How many steps a slot is idle from a step on, before the panel's end."""
+    busy = next((k for k in range(at, len(row)) if row[k] is not None), end)
+    return busy - at
 
 
 def _time_axis(sheet: Sheet, steps: int, time: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ..cells import fingerprint
 from ..regions import to_stub
 from . import notebook as files
+from . import setup_cell
 from .rules import require
 from .source import SOLUTION_ONLY, Cell, Lesson, LessonError, Problem, discover, read
 
@@ -20,7 +21,7 @@ _BACKUP = re.compile(r"\.backup-\d+$")
 
 
 def to_lesson(lesson: Lesson) -> Any:
-    """The lesson's notebook: stubs for regions, no outputs.
+    """The lesson's notebook: stubs for regions, no outputs, and the set-up in front of the first code cell.
 
     Raises
     ------
@@ -29,6 +30,8 @@ def to_lesson(lesson: Lesson) -> Any:
     """
     require(lesson)
     cells = [_lesson_cell(cell) for cell in lesson.cells if SOLUTION_ONLY not in cell.tags]
+    first = next((number for number, cell in enumerate(cells) if cell.cell_type == "code"), len(cells))
+    cells.insert(first, _setup_cell())
     # By these a check tells a stub from an answer where there is no source.
     stubs = {
         str(cell.exercise): fingerprint(to_stub(cell.source))
@@ -42,6 +45,11 @@ def _lesson_cell(cell: Cell) -> Any:
     source = to_stub(cell.source) if cell.kind == "code" else cell.source
     own = {**cell.metadata.get("tinyvllm", {}), "sha256": _hash(source)}
     return files.new_cell(cell.kind, source, cell.id, {**cell.metadata, "tinyvllm": own})
+
+
+def _setup_cell() -> Any:
+    own = {"role": "setup", "sha256": _hash(setup_cell.SOURCE)}
+    return files.new_cell("code", setup_cell.SOURCE, setup_cell.ID, {**setup_cell.METADATA, "tinyvllm": own})
 
 
 def _hash(source: str) -> str:
