@@ -12,7 +12,7 @@
 # **At the end you have** `plan_buffers(lifetimes)`: it places the arrays of a forward pass in one piece of memory, so that those which
 # are never needed at the same time lie in the same place. With it, decoding a token allocates nothing.
 #
-# **About 55 minutes** · builds on 04 (arena, alignment), 13 and 14 (a layer, a forward pass) and 15 (decode)
+# **About 60 minutes** · builds on 04 (arena, alignment), 13 and 14 (a layer, a forward pass) and 15 (decode)
 #
 # **In vLLM** there is no such plan: PyTorch's caching allocator hands freed memory out again, and `torch.compile` with CUDA graphs
 # makes the addresses of a decode step fixed (`vllm/compilation/cuda_graph.py`). What is the same is the purpose: before it sizes the KV
@@ -211,8 +211,8 @@ check("16.4", poison)
 # ## 16.5 · A table with faults
 #
 # Someone has written down the lifetimes of the layer by hand. Three lines are wrong. The check runs a small Llama of one to three
-# layers with the buffers where a plan puts them, poisons what is not alive after each operation, and names the first operation that
-# writes a NaN. `examine` shows you what it finds in the table as it stands.
+# layers with the buffers where a plan puts them, poisons in front of each operation what is not alive in it, and names the first
+# operation that writes a NaN. `examine` shows you what it finds in the table as it stands.
 #
 # Mend the table. Do not simply let everything live for ever: the report counts bytes, too.
 
@@ -263,7 +263,8 @@ check("16.5", table)
 # prompt or of a single token, asks it for its arrays and gets **views**: arrays that own no memory. `a[:n]` is one; so is
 # `a.view(dtype)`, the same bytes read as another type; so is `reshape` of a contiguous array. None of them allocates.
 #
-# `buffers` says for each name `(columns, dtype, first, last)`: the array is `(tokens, columns)`. Your `plan_buffers` may be called.
+# `buffers` says for each name `(columns, dtype, first, last)`: the array is `(tokens, columns)`, and one number of it has
+# `np.dtype(dtype).itemsize` bytes. Your `plan_buffers` may be called.
 
 # %%
 # Exercise 16.6 - allocate once

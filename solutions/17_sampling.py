@@ -13,7 +13,7 @@
 # temperature, top-k and top-p, and each with randomness of its own: the same seed gives the same story, alone or among a hundred
 # others.
 #
-# **About 60 minutes** · builds on 06 (`block_sum`), 10 (softmax in a block) and 14 (argmax) · one *stretch* exercise
+# **About 70 minutes** · builds on 06 (`block_sum`), 10 (softmax in a block) and 14 (argmax) · one *stretch* exercise
 #
 # **In vLLM** this is `Sampler` in `vllm/v1/sample/sampler.py`, with the filters and the draw in `vllm/v1/sample/ops/topk_topp_sampler.py`.
 # What differs: its plain path draws with exponential noise and an argmax instead of a prefix sum (the last question below is about
@@ -147,7 +147,8 @@ check("17.1", soften)
 # ## The tail, and how to cut it
 #
 # Draw often enough and you will draw nonsense. Two thousand tokens that are each one in a hundred thousand are together one in fifty,
-# and one wrong word in fifty spoils a story. So the unlikely ones are cut off first, in one of two ways or both:
+# and one wrong word in fifty spoils a story. (The tail that you saw above is thinner; a higher temperature makes it thicker.) So the
+# unlikely ones are cut off first, in one of two ways or both:
 #
 # - **top-k** keeps the $k$ most probable tokens. But $k = 5$ is too many where only one word fits, and too few where twenty do.
 # - **top-p** (nucleus sampling) keeps *the smallest set of the most probable tokens whose probabilities sum to at least $p$*. It is small
@@ -449,7 +450,7 @@ check("17.6", finish_reason)
 # ## 17.7 · Penalties *(stretch)*
 #
 # Some requests ask that the model repeat itself less. Before anything else, the logits of tokens that were seen are lowered. For each of
-# them, once:
+# them, once, and in this order:
 #
 # - **repetition** $\rho$, for tokens of the prompt and the completion: a logit above 0 is divided by $\rho$, any other multiplied;
 # - **presence** $\alpha$ and **frequency** $\beta$, for tokens that the completion has $c > 0$ times: $\alpha + \beta c$ is subtracted.

@@ -12,7 +12,7 @@
 # **At the end you have** `pack(sequences)`: it lays the tokens of many requests side by side, so that one pass of the model serves
 # them all. You will know why that is nearly free, and see from your own run what a batch wastes that waits for its slowest member.
 #
-# **About 55 minutes** · builds on 09 (roofline), 11 (positions), 12 (bytes of the KV cache), 14 (last rows) and 15 (decode)
+# **About 60 minutes** · builds on 09 (roofline), 11 (positions), 12 (bytes of the KV cache), 14 (last rows) and 15 (decode)
 #
 # **In vLLM** a step is packed in `_prepare_inputs` of `vllm/v1/worker/gpu_model_runner.py`: the same line of tokens, the same
 # positions, and `query_start_loc`, which is your `query_starts`; `logits_indices = query_start_loc[1:] - 1` picks the last rows.
@@ -254,12 +254,12 @@ show("18.4")
 #   down; then the LM head ($V \times H$). Norms are too small to count, and the embedding reads one row a token;
 # - the **KV cache** of each request: keys and values of its whole context, in every layer. These nobody shares.
 #
-# All in bfloat16. `m` has the sizes `hidden`, `layers`, `heads`, `kv_heads`, `head_dim`, `ffn` and `vocab`.
+# All in bfloat16. `m` is a dict of sizes: `m["hidden"]`, and so `layers`, `heads`, `kv_heads`, `head_dim`, `ffn` and `vocab`.
 
 # %%
 # Exercise 18.6 - what a step must read
 def step_bytes(m, batch, context):
-    """Sizes, requests, context of each -> bytes of weights and of KV cache that a decode step reads."""
+    """Dict of sizes, requests, context of each -> bytes of weights and of KV cache that a decode step reads."""
     # BEGIN SOLUTION (5 lines): both, for any model
     q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
     layer = (q + 2 * kv) * m["hidden"] + q * m["hidden"] + 3 * m["hidden"] * m["ffn"]

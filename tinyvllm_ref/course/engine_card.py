@@ -265,7 +265,8 @@ def _story_with(
         story = write_story(parts, task)
         error = _error(changed, parts, right)
         if error == 0 and story.ids != right.ids:
-            error = None  # they are measured for the story alone: what is wrong is in the batch, or in the draw
+            # The logits are those of the story by itself: what is wrong is in the batch, or in the draw.
+            error = None
         return WrongStory(name, says, story.text, _same_tokens(story, right), error, "")
     except Exception as failure:  # a mistake may well stop the engine: that is what it does to the text
         said = str(failure).replace(f"{REPOSITORY}{os.sep}", "")  # a notebook names no folder of the machine

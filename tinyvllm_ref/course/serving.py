@@ -164,7 +164,7 @@ def _serving(num_blocks: int = 256) -> Iterator[Serving | None]:
         yield None
         return
     try:
-        import openai  # noqa: F401
+        import openai
         import uvicorn  # noqa: F401
     except ImportError as error:
         print(f"{error.name} is not installed: pip install openai uvicorn")
@@ -174,6 +174,8 @@ def _serving(num_blocks: int = 256) -> Iterator[Serving | None]:
         serving = Serving(own.build_app, own, num_blocks=num_blocks, max_num_seqs=32)
         try:
             yield serving
+        except (OSError, openai.APIError) as error:
+            print(f"\nno answer from {serving.url}: {error}")
         finally:
             serving.close()
 
@@ -236,10 +238,12 @@ def crowd(count: int = 24, max_tokens: int = 24) -> None:
         alone = LLM(MODEL).generate(
             list(prompts()[:count]), SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False
         )
-    same = sum(text == output.outputs[0].text for text, output in zip(texts, alone, strict=True))
-    one_by_one = sum(len(output.outputs[0].token_ids) for output in alone)
-    print(f"{same} of {len(texts)} clients got the text that the reference writes for them alone")
-    print(f"{together} steps for all of them at once; one after the other it would have been {one_by_one}")
+        same = sum(text == output.outputs[0].text for text, output in zip(texts, alone, strict=True))
+        one_by_one = sum(len(output.outputs[0].token_ids) for output in alone)
+        print(f"{same} of {len(texts)} clients got the text that the reference writes for them alone")
+        print(
+            f"{together} steps for all of them at once; one after the other it would have been {one_by_one}"
+        )
 
 
 async def _ask_all(url: str, prompts: Sequence[str], max_tokens: int) -> list[str]:

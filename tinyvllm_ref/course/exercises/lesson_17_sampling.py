@@ -21,7 +21,9 @@ from tinyvllm_ref.course.exercise import (
 )
 from tinyvllm_ref.kernels.sampling import kept_probabilities, sample_specification, uniform
 
-_SOFTMAX = Tolerance(1e-5, 1e-9, "float32 exponentials and additions, against float64")
+_SOFTMAX = Tolerance(
+    1e-4, 1e-9, "float32: a logit of 600, after dividing by T, is known to 3e-5, and so is its exponential"
+)
 OPENING = "Once upon a time, there was a"
 """The text whose next token the lesson draws."""
 
@@ -399,6 +401,13 @@ return ids, ____""",
             "Add the probabilities up one by one, from the largest. Where does the sum reach p?",
         ),
         Mistake(
+            "ties the other way round",
+            _keep(('np.argsort(-logits, kind="stable")', 'np.argsort(logits, kind="stable")[::-1]')),
+            "Sorted upwards and then turned round, equal logits come from the highest id down. Sort the negated logits: a "
+            "stable sort leaves equal ones in the order of their ids.",
+            "All logits are equal here. In which order should their ids come?",
+        ),
+        Mistake(
             "the least probable ones",
             _keep(("np.argsort(-logits, kind", "np.argsort(logits, kind"), ("- scaled[0]", "- scaled[-1]")),
             "argsort sorts upwards: the first of its ids is the least probable token. Sort the negated logits.",
@@ -457,6 +466,9 @@ def _search_cases(rng: np.random.Generator) -> list[Case]:
     sizes = rng.uniform(0.2, 1.0, odd)
     past = case("7 weights, a target past the sum", [1, 1, 1, 1, 1, 1, 1], (0.5, 0.5), 4, "awkward")
     past.inputs["targets"][0] = 7.5
+    reached = case("8 weights of 8, 7, ..., 1, targets 21 and 8, which sums reach exactly", np.arange(8, 0, -1), (0.5, 0.5),
+                   4, "awkward")  # fmt: skip
+    reached.inputs["targets"][:] = 21, 8
     return [
         case("8 weights of 8, 7, ..., 1, targets 20 and 3.6, 4 threads", np.arange(8, 0, -1), (20 / 36, 0.1), 4,
              "small"),
@@ -464,6 +476,7 @@ def _search_cases(rng: np.random.Generator) -> list[Case]:
         case("one weight, 32 threads", [2.0], (0.5, 0.9), 32, "awkward"),
         case("5 weights, 64 threads", [5, 4, 3, 2, 1], (0.99, 0.01), 64, "awkward"),
         past,
+        reached,
         case(f"{odd} weights, 100 threads", sizes, (0.61, 0.17), 100, "awkward"),
         case("2,048 weights, 128 threads", rng.uniform(0.5, 1.0, 2048), (0.004, 0.999), 128, "awkward"),
     ]  # fmt: skip
@@ -566,8 +579,8 @@ _SEARCH = Exercise(
     points={"small": 1, "awkward": 2, "clean": 1},
     verify=_search_is_shared,
     hints=Hints(
-        question="Take {case}. Which weights are the share of thread 1, and what do all weights in front of its share sum "
-        "to?",
+        question="Take 8 weights of 8, 7, ..., 1 and 4 threads. Which weights are the share of thread 1, and what do all weights "
+        "in front of its share sum to?",
         rule="First each thread adds up its share into before[t]. A barrier. Then thread 0 walks along the cells and puts "
         "into each what lies *in front of* that share. A barrier. Then each thread goes through its share once more, beginning "
         "with before[t]; where the sum reaches the target it reports the index with atomicMin. A barrier; everyone reads "
@@ -622,6 +635,12 @@ return index;""",
             "The index that is asked for is the one whose weight makes the sum reach the target, not the last one before "
             "that.",
             "Weights 8, 7, 6 and the target 20. Is the sum up to index 1 at least 20?",
+        ),
+        Mistake(
+            "the sum must pass the target",
+            _search(("running >= target", "running > target")),
+            "A sum that is exactly the target has reached it: that index is the first. top_p asks for a sum of at least p.",
+            "The first weight is 8, and so is the target. Does one weight reach it?",
         ),
         Mistake(
             "written without atomicMin",
@@ -725,6 +744,9 @@ def _sample_cases(rng: np.random.Generator) -> list[Case]:
         case("one row of 8, T = 1", 8, [options(seed=4)], "small"),
         case("2 rows of 40, T = 0.7 and 1.5", 40, [options(temperature=0.7), options(temperature=1.5, seed=2)],
              "small"),
+        case("one row of 8, top_k = 3", 8, [options(top_k=3, seed=6)], "awkward", last=True),
+        case("one row of 8, top_p = 0.6", 8, [options(top_p=0.6, seed=7)], "awkward", last=True),
+        case("one row of 5, top_k = 9", 5, [options(top_k=9, seed=3)], "awkward"),
         case("8 rows of 60 with all kinds of options", 60, mixed, "awkward"),
         Case("3 equal logits, T = 0", tie, "awkward"),
         Case("2 rows of 700 with many equal logits, T = 0", ties, "awkward"),
@@ -842,8 +864,8 @@ _SAMPLE = Exercise(
     makes={"sample": "sample"},
     file="sample.py",
     hints=Hints(
-        question="Take {case}. Sort the logits of the first row by hand. How many tokens are left after each filter, and "
-        "what do their probabilities sum to?",
+        question="Take probabilities 0.4, 0.25, 0.2, 0.1, 0.05 with top_k = 4 and top_p = 0.8. How many tokens are left after "
+        "each filter, and what do their probabilities sum to?",
         rule="n is how many of the sorted tokens may be drawn. top_k makes it smaller, if it is above 0. Then top_p: search "
         "for top_p times the sum of the first n, and keep the one that is found, so n is that index and one. Then min-p's "
         "limit. At the end search for uniform(seed, step) times the sum of the n that are left: that is a rank, and ids of "
@@ -926,6 +948,43 @@ if (threadIdx.x == 0) out[r] = (int)ids[____];""",
             "The target runs up to the sum of the whole row, but only n tokens are left. Whatever falls into the part that "
             "was cut away lands on the last token that was kept, much too often. Use the sum of those n.",
             "After top_k, what do the tokens that are left sum to?",
+            variants=(_sample(((f"float target = {_DRAW}", "float target = uniform(seeds[r], steps[r])"),)),),
+        ),
+        Mistake(
+            "top_k = 0 keeps nothing",
+            _sample((("if (top_k[r] > 0) n = min(n, top_k[r]);", "n = min(n, top_k[r]);"),)),
+            "A top_k of 0 means that nothing is cut. Taken as a number of tokens it leaves none, and there is nothing to draw.",
+            "With top_k = 0, how many tokens does your n leave?",
+        ),
+        Mistake(
+            "top_k larger than the vocabulary",
+            _sample((("n = min(n, top_k[r]);", "n = top_k[r];"),)),
+            "A row has V tokens, and top_k may be larger: then n must stay V, or the sums run on into the next row.",
+            "5 tokens and top_k = 9: how many can be kept?",
+        ),
+        Mistake(
+            "only one thread searches",
+            _sample(
+                (
+                    ("    int rank = search(p, n, target, scratch);\n", ""),
+                    ("(size_t)r * V + rank]", "(size_t)r * V + search(p, n, target, scratch)]"),
+                )
+            ),
+            "search is for the whole block: every thread adds up its share. Called by thread 0 alone it sees one share, and "
+            "barriers to which the others never come. Let all threads call it, and one of them write.",
+            "Which threads take part in your last search?",
+        ),
+        Mistake(
+            "a tiny temperature for 0",
+            _sample(
+                function=(
+                    ("1.0 if g else p.temperature", "1e-6 if g else p.temperature"),
+                    ("1 if g else p.top_k", "p.top_k"),
+                )
+            ),
+            "Nearly greedy: where several logits are the largest they share the probability, and one of them is drawn. Greedy "
+            "takes the first of them, always: keep one token.",
+            "Three tokens have the same largest logit. Which of them does a very low temperature give?",
         ),
         Mistake(
             "the crossing token is left out",
@@ -933,6 +992,7 @@ if (threadIdx.x == 0) out[r] = (int)ids[____];""",
             "search gives the index of the token with which the sum reaches p. That one is kept, so there is one more than "
             "the index says.",
             "If the first token alone reaches p, which index does search give, and how many tokens are kept?",
+            variants=(_sample(((", scratch) + 1;", ", scratch);"),)),),
         ),
         Mistake(
             "top-p of the whole, after top-k",
@@ -1156,6 +1216,16 @@ _PENALTY = Exercise(
             "What does a count of 0 say about where the token was seen?",
         ),
         Mistake(
+            "subtracted before the repetition",
+            _penalty(
+                ("        x = x > 0.0f ? x / repetition : x * repetition;\n", ""),
+                ("* counts[i];\n", "* counts[i];\n        x = x > 0.0f ? x / repetition : x * repetition;\n"),
+            ),
+            "The order counts: repetition scales the logit that the model gave, and presence and frequency are subtracted "
+            "from that. The other way round they are scaled as well.",
+            "A logit of 1.5, repetition 2, presence 0.5: what comes first, and what is the result?",
+        ),
+        Mistake(
             "frequency once",
             _penalty(("frequency * counts[i]", "frequency")),
             "Presence is subtracted once, frequency once for each time that the completion has the token.",
@@ -1232,7 +1302,7 @@ LESSON = Lesson(
     slug="sampling",
     title="Sampling",
     part=4,
-    minutes=60,
+    minutes=70,
     exercises=(_SOFTEN, _KEEP, _PREDICTION, _SEARCH, _SAMPLE, _END, _PENALTY),
     engine=EngineCard(
         mistakes=(

@@ -331,8 +331,8 @@ def _is_coalesced(inputs: Any, outputs: Any, observed: Any) -> str | None:
     if hidden < 1000 or turns <= hidden / 4:
         return None
     return (
-        f"The rows are right, and each of {hidden:,} numbers takes {turns:,.0f} turns of warps to read, where about "
-        f"{-(-hidden // 32) + 8} are enough: one thread does the work. Let the threads share the columns"
+        f"The rows are right, and reading a row of {hidden:,} numbers takes {turns:,.0f} turns of warps, where about "
+        f"{-(-hidden // 32) + 8} are enough: the threads do not share the columns. Let each take every blockDim.x-th"
     )
 
 
@@ -450,6 +450,8 @@ def _run_serve(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 
     prompts = [list(request["prompt"]) for request in inputs["requests"]]
     outputs, slots = answer(prompts, next_tokens, inputs["slots"], list(inputs["ends"]), inputs["most"])
+    if prompts != [request["prompt"] for request in inputs["requests"]]:
+        raise ValueError("`prompts` is an input, and the answer changed it; work on copies")
     return {
         "outputs": [[int(token) for token in tokens] for tokens in outputs],
         "slots": [[None if one is None else int(one) for one in row] for row in slots],
@@ -611,6 +613,54 @@ _SERVE = Exercise(
             "How many groups are needed for this many requests?",
         ),
         Mistake(
+            "the last batch taken for a full one",
+            _serve(("range(first, min(first + num_slots, len(prompts)))", "range(first, first + num_slots)")),
+            "The last group may be smaller than the number of slots: there is no request for every seat.",
+            "With 3 requests and 2 slots, which requests does the second batch have?",
+        ),
+        Mistake(
+            "the end token thrown away",
+            _serve(
+                ("                outputs[r].append(token)\n",
+                 "                if token in end_ids: ended.add(r)\n                else: outputs[r].append(token)\n"),
+                ("    slots = [[]", "    ended = set()\n    slots = [[]"),
+                ("outputs[r][-1] not in end_ids", "r not in ended"),
+            ),
+            "The token that ends a request is kept as its last one: whoever reads the tokens sees why it ended.",
+            "With which token does request 0 end, and is it among your tokens?",
+        ),
+        Mistake(
+            "the prompts alone",
+            _serve(("[prompts[r] + outputs[r] for r in running]", "[prompts[r] for r in running]")),
+            "The model goes on from what it is given. Without the tokens that it has drawn so far it draws the first one again "
+            "and again.",
+            "What does next_tokens get in step 2, and what should it get?",
+        ),
+        Mistake(
+            "the prompts are written to",
+            _serve(
+                ("[prompts[r] + outputs[r] for r in running]", "[prompts[r] for r in running]"),
+                ("outputs[r].append(token)", "outputs[r].append(token); prompts[r].append(token)"),
+            ),
+            "The lists belong to whoever called serve, and a second run would begin with the first one's stories. Join prompt and "
+            "drawn tokens into a new list: prompts[r] + outputs[r].",
+            "What is in prompts[0] after your function has returned?",
+        ),
+        Mistake(
+            "those that still run move up",
+            _serve(("first + slot if first + slot in running else None", "running[slot] if slot < len(running) else None")),
+            "A request keeps its slot until the batch is over; only then does the picture show which seat stands empty.",
+            "Request 0 has ended. In which slot does request 1 go on?",
+        ),
+        Mistake(
+            "an empty slot leaves no entry",
+            _serve(("                slots[slot].append(first + slot if first + slot in running else None)\n",
+                    "                if first + slot in running: slots[slot].append(first + slot)\n")),
+            "Each slot has an entry a step, and None where it is empty. Otherwise the lists are of different lengths, and nobody "
+            "can tell which step an entry belongs to.",
+            "How many steps are there, and how many entries has your slot 0?",
+        ),
+        Mistake(
             "one token too many",
             _serve(("len(outputs[r]) < max_tokens", "len(outputs[r]) <= max_tokens")),
             "A request that has max_tokens tokens is full.",
@@ -762,6 +812,32 @@ return weights, cache""",
             "Which matrix makes the logits, and how large is it?",
         ),
         Mistake(
+            "numbers instead of bytes",
+            _bytes(("weights = 2 *", "weights ="), ("cache = 2 * 2 *", "cache = 2 *")),
+            "That counts parameters. Each is a bfloat16, of 2 bytes.",
+            "How many bytes does one weight take?",
+            variants=(_bytes(("weights = 2 *", "weights =")),),
+        ),
+        Mistake(
+            "two matrices in the feed-forward layer",
+            _bytes(("3 * m", "2 * m")),
+            "There are three: gate, up and down (lesson 13).",
+            "Which matrices does the feed-forward layer have?",
+        ),
+        Mistake(
+            "the embedding read as a whole",
+            _bytes((' + m["vocab"] * m["hidden"])', ' + 2 * m["vocab"] * m["hidden"])')),
+            "The embedding is a table: a token reads one row of it, and that is too little to count. The LM head is a product, "
+            "and reads all of its matrix.",
+            "How many rows of the embedding does a step of this batch read?",
+        ),
+        Mistake(
+            "hidden in the place of heads x head_dim",
+            _bytes(('q, kv = m["heads"] * m["head_dim"]', 'q, kv = m["hidden"]')),
+            "In many models heads x head_dim is the hidden size, but nothing demands it. Queries have heads x head_dim numbers.",
+            "How large are heads x head_dim and hidden in this model?",
+        ),
+        Mistake(
             "float32",
             _bytes(("weights = 2 *", "weights = 4 *"), ("cache = 2 * 2 *", "cache = 4 * 2 *")),
             "Weights and cache are bfloat16: 2 bytes each.",
@@ -832,7 +908,7 @@ LESSON = Lesson(
     slug="static_batching",
     title="Static batching",
     part=4,
-    minutes=55,
+    minutes=60,
     exercises=(_PAD, _PACK, _LAST, _SERVE, _PREDICTION, _BYTES),
     engine=EngineCard(
         mistakes=(
