@@ -12,6 +12,7 @@ BASES = [
     "",
     "tinyvllm_ref",
     "tinyvllm_ref/course",
+    "tinyvllm_ref/course/given",
     "tinyvllm_ref/emulation",
     "tinyvllm_ref/kernels",
     "tests/engine",
