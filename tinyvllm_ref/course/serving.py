@@ -218,8 +218,8 @@ def talk(*questions: str, max_tokens: int = 60) -> None:
                 messages.append({"role": "assistant", "content": text})
 
 
-def crowd(count: int = 24, max_tokens: int = 24) -> None:
-    """Many clients at once, each with its own question: are they answered as if each were alone, and in how many steps?
+def crowd(count: int = 16, max_tokens: int = 16) -> None:
+    """Many clients at once, and then one after the other: are they answered alike, and in how many steps?
 
     Parameters
     ----------
@@ -233,30 +233,28 @@ def crowd(count: int = 24, max_tokens: int = 24) -> None:
     with _serving() as serving:
         if serving is None:
             return
-        texts = asyncio_run(_ask_all(serving.url, prompts()[:count], max_tokens))
-        together = serving.steps
-        alone = LLM(MODEL).generate(
-            list(prompts()[:count]), SamplingParams(max_tokens=max_tokens, temperature=0.0), use_tqdm=False
-        )
-        same = sum(text == output.outputs[0].text for text, output in zip(texts, alone, strict=True))
-        one_by_one = sum(len(output.outputs[0].token_ids) for output in alone)
-        print(f"{same} of {len(texts)} clients got the text that the reference writes for them alone")
-        print(
-            f"{together} steps for all of them at once; one after the other it would have been {one_by_one}"
-        )
+        asked = prompts()[:count]
+        together = asyncio_run(_ask_all(serving.url, asked, max_tokens, at_once=len(asked)))
+        steps = serving.steps
+        alone = asyncio_run(_ask_all(serving.url, asked, max_tokens, at_once=1))
+        same = sum(one == other for one, other in zip(together, alone, strict=True))
+        print(f"{same} of {len(asked)} clients got the text that they get when nobody else is there")
+        print(f"steps for all of them at once: {steps}; one after the other: {serving.steps - steps}")
 
 
-async def _ask_all(url: str, prompts: Sequence[str], max_tokens: int) -> list[str]:
+async def _ask_all(url: str, prompts: Sequence[str], max_tokens: int, at_once: int) -> list[str]:
     import openai
 
+    seats = asyncio.Semaphore(at_once)
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as client:
 
         async def ask(prompt: str) -> str:
-            stream = await client.completions.create(
-                model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True
-            )
-            return "".join([chunk.choices[0].text async for chunk in stream])
+            async with seats:
+                stream = await client.completions.create(
+                    model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in stream])
 
         return list(await asyncio.gather(*map(ask, prompts)))
 
