@@ -32,7 +32,7 @@ BF16_CUDA = earlier("BF16_CUDA")
 # %% [markdown]
 # ## The question
 #
-# The attention of lesson 10 goes over the scores three times: for the largest, for the sum of the exponentials, for the weighted values. So it must keep them. For one head and $n$ tokens these are $n^2$ numbers, and for 131,072
+# The attention of lesson 10 goes over the scores three times: for the largest, for the sum of the exponentials, for the weighted values. So it must keep them. For one head and $n$ tokens these are $n^2$ numbers of 4 bytes, and for 131,072
 # tokens 69 GB a head.
 #
 # Could one look at each score once, use it, and forget it? The trouble is the maximum. The weight of the first key is $e^{s_0 - m}$, and $m$, the largest score of all, may come last. But suppose that we have used the largest score *so far*, $m$, and

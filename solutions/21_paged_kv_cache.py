@@ -193,7 +193,7 @@ measure("21.3")
 # any time, and that is no error. Then the answer is **no**, and the request waits.
 #
 # - `allocate(id, num_tokens)` makes the table of a request long enough for `num_tokens` tokens *in all*, and says `True`. Called for 5 tokens and then for
-#   6, with blocks of 4, it takes 2 blocks the first time and none the second. If too few blocks are free it says `False`, and **nothing has changed**.
+#   6, with blocks of 4, it takes 2 blocks the first time and none the second; a table never gets shorter. If too few blocks are free it says `False`, and **nothing has changed**.
 # - `free(id)` gives back all blocks of a request. For an id that has none it raises a `KeyError`: somebody has lost count, and we want to know.
 # - `table(id)` is the list of the request's blocks, in the order of its tokens. `num_free` says how many blocks are free.
 # - `check()` raises a `RuntimeError` unless every block is in just one place: in the free list, or in one table, once.
@@ -250,7 +250,7 @@ class BlockManager:
 check("21.4", BlockManager)
 
 # %% [markdown]
-# Twelve requests come at once and share 256 slots. Your `BlockManager` serves them twice: first with 4 blocks of 64, which is one piece a request, as in
+# Twelve requests come at once and share 256 slots. Your `BlockManager` serves them twice: first with 4 blocks of 64 (each drawn as four rows), which is one piece a request, as in
 # lesson 15; then with 16 blocks of 16. The memory is the same. A coloured field is a block that holds tokens; what is reserved and empty is hatched.
 
 # %% tags=["nbval-ignore-output"]

@@ -171,7 +171,7 @@ extern "C" __global__ void one_tile(
     float peak = block_max(score, scratch);
     float exponential = expf(score - peak);
     float sum = block_sum(exponential, scratch);
-    // BEGIN SOLUTION (6 lines): mend what stands here
+    // BEGIN SOLUTION (6 lines): both faults are in what stands here
     weight[t] = exponential / sum;
     __syncthreads();
     for (int d = t; d < head_dim; d += blockDim.x) {
@@ -361,8 +361,8 @@ measure("22.1", "22.5")
 # %% [markdown]
 # ## Your part in the engine
 #
-# Now every token after the prompt is read by your kernel. A second story is written beside yours, so that your request's blocks do not begin at 0. Then four mistakes; the first one reads the
-# *other* story's keys.
+# Now every token after the prompt is read by your kernel. A second story is written beside yours, so that your request's blocks do not begin at 0. Then four mistakes; the first one reads
+# blocks that are another's, or nobody's. Where the logits have become NaN the text goes on in `!`, which is token 0.
 
 # %% tags=["nbval-ignore-output"]
 show_engine("22")

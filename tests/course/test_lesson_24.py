@@ -512,7 +512,9 @@ def test_everything_of_the_learner_s_serves(tmp_path, capsys):
     assert "build_app" in my_engine.own_parts().owners()
     serving.talk("Tell me a story about a little fox named Pip.", "Who is the story about?")
     said = capsys.readouterr().out
-    llm = LLM("tiny-stories", num_blocks=128)
+    llm = LLM(
+        "tiny-stories", parts=my_engine.own_parts(), num_blocks=128
+    )  # it may part from the reference at a tie
     params = SamplingParams(max_tokens=60, temperature=0.0)
     story = llm.chat(QUESTION, params, use_tqdm=False)[0].outputs[0].text
     talk = [
@@ -542,7 +544,8 @@ def test_tinyvllm_serve_mine(tmp_path, monkeypatch):
     from tests.server.serving import process
 
     pass_all(tmp_path / "my_engine", last="24")
-    story = LLM("tiny-stories").chat(QUESTION, SamplingParams(max_tokens=24, temperature=0.0), use_tqdm=False)
+    llm = LLM("tiny-stories", parts=my_engine.own_parts())
+    story = llm.chat(QUESTION, SamplingParams(max_tokens=24, temperature=0.0), use_tqdm=False)
     with process("--mine", "--api-key", "k", TINYVLLM_MY_ENGINE=str(tmp_path / "my_engine")) as server:
         http = openai.DefaultHttpxClient(trust_env=False)
         with openai.OpenAI(

@@ -56,10 +56,13 @@ def _pass_cases(rng: np.random.Generator) -> list[Case]:
         case("falling scores, from -1,000", np.linspace(-1000, -1100, 25), 2, "awkward"),
         case(f"{count} random scores", 5 * rng.standard_normal(count), 4, "awkward"),
         case("equal scores", np.full(9, 7.0), 2, "awkward"),
+        case("2,000 random scores", rng.standard_normal(2000), 64, "awkward"),
     ]
 
 
 def _run_pass(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
+    import tracemalloc
+
     import numpy as np
 
     buffer = np.empty(inputs["values"].shape[1])
@@ -70,9 +73,28 @@ def _run_pass(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             buffer[:] = value
             yield score, buffer
 
-    with np.errstate(all="ignore"):
-        peak, total, out = answer(stream())
-        return {"peak": float(peak), "sum": float(total), "out": np.array(out, np.float64)}
+    most, traced = 0, tracemalloc.is_tracing()
+    watched = inputs["values"].nbytes > 500_000 and not traced
+    if watched:
+        tracemalloc.start()
+    try:
+        with np.errstate(all="ignore"):
+            result = answer(stream())
+        most = tracemalloc.get_traced_memory()[1] if watched else 0
+    finally:
+        if watched:
+            tracemalloc.stop()
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        raise TypeError(
+            f"one_pass gave {type(result).__name__}; it must give the largest score, the sum and the mean"
+        )
+    peak, total, out = result
+    return {
+        "peak": float(peak),
+        "sum": float(total),
+        "out": np.array(out, np.float64),
+        "all values are kept": most > inputs["values"].nbytes / 2,
+    }
 
 
 def _expect_pass(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +104,7 @@ def _expect_pass(inputs: Mapping[str, Any]) -> dict[str, Any]:
         "peak": float(peak),
         "sum": float(weights.sum()),
         "out": weights @ inputs["values"] / weights.sum(),
+        "all values are kept": False,
     }
 
 
@@ -171,6 +194,15 @@ return peak, total, ____""",
             _one_pass(("np.exp(peak - new_peak)", "np.exp(new_peak - peak) if np.isfinite(peak) else 0.0")),
             "When the maximum grows, the old terms become *smaller*: exp(old - new), an exponent below 0.",
             "The largest score grows from 1 to 3. Is an old term's exponential larger or smaller afterwards?",
+            variants=(_one_pass(("np.exp(peak - new_peak)", "np.exp(new_peak - peak)")),),
+        ),
+        Mistake(
+            "the old maximum overwritten too early",
+            _one_pass(("new_peak = max(peak, score)", "peak = new_peak = max(peak, score)")),
+            "The factor needs both maxima, the old and the new one. Here the old one has been overwritten before the factor is made of it, "
+            "which is then exp(0) = 1, always.",
+            "The score 3 comes after 1. Which two numbers does your factor subtract?",
+            variants=(_one_pass(("shrink = np.exp(peak - new_peak)", "shrink = 1.0")),),
         ),
         Mistake(
             "all pairs collected first",
@@ -183,6 +215,15 @@ return peak, total, ____""",
             "A list of all pairs is just what we want to do without. And `value` is a buffer that the next pair overwrites, so the list holds "
             "the last value many times.",
             "How much memory does your function need for a million pairs?",
+            variants=(
+                """def one_pass(pairs):
+    pairs = [(score, value.copy()) for score, value in pairs]
+    peak = max(score for score, _ in pairs)
+    weights = [np.exp(score - peak) for score, _ in pairs]
+    total = sum(weights)
+    return peak, total, sum(weight * value for weight, (_, value) in zip(weights, pairs)) / total
+""",
+            ),
         ),
     ),
 )
@@ -260,7 +301,7 @@ def _merge_cases(rng: np.random.Generator) -> list[Case]:
     return [
         case("2 and 3 keys, 2 columns", (1, 2), [2, 3], "small"),
         case("5 and 1 keys, 4 rows of 3", (4, 3), [5, 1], "small"),
-        case("none and 3 keys", (2, 2), [0, 3], "empty"),
+        case("none and 3 keys", (3, 2), [0, 3], "empty"),
         case("4 keys and none", (3, 5), [4, 0], "empty"),
         case("none and none", (2, 3), [0, 0], "empty"),
         case("scores around 1,000", (3, 2, 20), [7, 4], "awkward", mean=1000),
@@ -406,6 +447,26 @@ if (threadIdx.x == 0) lse[row] = empty ? MINUS_INFINITY : ____;""",
             variants=(_merge(("if (a > 0.0f) total", "if (!empty) total"), ("if (b > 0.0f) total", "if (!empty) total")),),
         ),
         Mistake(
+            "the formulas without empty parts",
+            _merge(("bool empty = peak == MINUS_INFINITY;", "bool empty = false;"), ("if (a > 0.0f) total", "total"),
+                   ("if (b > 0.0f) total", "total")),
+            "The formulas hold where both parts have keys. An empty part's weight is 0, and 0 times its NaN is NaN: leave its values alone. "
+            "And where both are empty, minus infinity less minus infinity is NaN too.",
+            "A part is empty. What is its weight, and what is that times NaN?",
+        ),
+        Mistake(
+            "zero divided by zero",
+            _merge(("empty ? 0.0f : total / (a + b)", "total / (a + b)")),
+            "Where both parts are empty, a and b are 0, and 0 / 0 is NaN. The result of two empty parts is empty: zeros.",
+            "Both weights are 0. What do you divide by?",
+        ),
+        Mistake(
+            "the maximum missing in the new lse",
+            _merge((": peak + logf(a + b)", ": logf(a + b)")),
+            "a and b are measured against the larger lse, so the logarithm of their sum is too: add that lse again.",
+            "Two parts with the same lse of 5: what are a and b, and is the merged lse near 0?",
+        ),
+        Mistake(
             "the mean of the two",
             _merge(("total / (a + b)", "0.5f * (out_a[row * width + d] + out_b[row * width + d])")),
             "A part over 5 keys counts more than one over 1 key, and a part with large scores more than one with small ones. The weights are "
@@ -418,6 +479,9 @@ if (threadIdx.x == 0) lse[row] = empty ? MINUS_INFINITY : ____;""",
                    ("peak + logf(a + b)", "logf(a + b)")),
             "expf(1000.0f) is infinite, and infinite over infinite is NaN; expf(-1000.0f) is 0, and 0 / 0 is NaN. Subtract the larger lse first.",
             "What is expf(1000.0f)?",
+            variants=(
+                _merge(("float peak = fmaxf(lse_a[row], lse_b[row]);", "float peak = 0.0f;"), ("peak == MINUS_INFINITY", "expf(lse_a[row]) + expf(lse_b[row]) == 0.0f")),
+            ),
         ),
         Mistake(
             "not divided by the weights",
@@ -685,6 +749,24 @@ peak = ____;""",
             "A tile that the query sees in part is taken as a whole: up to 15 keys of later tokens get through. Of the last tile a query sees "
             "seen - start keys.",
             "Query 0 of a prompt sees one key. How many does your kernel give it?",
+            variants=tuple(_tiled(("j < count; j++", loop)) for loop in ("j < TILE; j++", "j < TILE && count > 0; j++")),
+        ),
+        Mistake(
+            "the tile filled up to this thread's keys",
+            _tiled(("keys[j][d] = start + j < last", "keys[j][d] = start + j < seen"), ("values[j][d] = start + j < last", "values[j][d] = start + j < seen")),
+            "A thread brings keys for the whole block, and others see more of them than its own query does. The tile goes up to `last`; "
+            "`seen` counts only when the tile is used.",
+            "Thread 0's query sees one key. Which keys does it bring for the others?",
+        ),
+        Mistake(
+            "only as many columns as threads",
+            _tiled(
+                ("for (int c = threadIdx.x; c < TILE * HEAD_DIM; c += QUERIES) {\n            int j = c / HEAD_DIM, d = c % HEAD_DIM;",
+                 "for (int j = 0, d = threadIdx.x; j < TILE && d < HEAD_DIM; j++) {"),
+            ),
+            "Each thread brings one column, and a head may have more columns than the block has threads. Share the TILE * HEAD_DIM numbers in "
+            "steps of QUERIES.",
+            "With a head of 128 and 64 threads, who brings column 100?",
         ),
         Mistake(
             "a token does not see itself",
@@ -729,6 +811,13 @@ peak = ____;""",
             _tiled(("head / (q_heads / kv_heads)", "head % kv_heads")),
             "Query heads of one group share one KV head: head / (q_heads / kv_heads). The remainder deals them out in turn (lesson 12).",
             "With 4 query and 2 KV heads, which KV head does query head 1 read?",
+        ),
+        Mistake(
+            "the query head's number as KV head",
+            _tiled(("head / (q_heads / kv_heads)", "head")),
+            "There are fewer KV heads than query heads, so the stub has made `kv_head` for you: keys and values are read with it.",
+            "How many KV heads are there in your failing case, and which one does query head 1 read?",
+            variants=(_tiled(("* kv_heads + kv_head) * HEAD_DIM", "* kv_heads + head) * HEAD_DIM")),),
         ),
         Mistake(
             "the tile's keys alone decide",
@@ -829,7 +918,8 @@ LESSON = Lesson(
             ("20.4", "KV heads dealt out in turn"),
         ),
         note="Your attention_tiled reads the prompt, and until lesson 22 every new token as well, as a request of one query. "
-        "merge_attention has no place in this engine yet: a kernel that cuts the keys of one request into splits calls for it.",
+        "merge_attention has no place in this engine yet: a kernel that cuts the keys of one request into splits calls for it. (Where "
+        "logits are compared the text is read in one go, with no tokens before: there the first mistake changes nothing.)",
     ),
     pictures={"20.1": _running_picture, "20.4": _memory_picture},
     works={"20.4": _WORK},

@@ -382,6 +382,18 @@ for (int c = threadIdx.x; c < ____; c += blockDim.x) {
             "Which row of the cache is row -1?",
         ),
         Mistake(
+            "slot 0 skipped too",
+            _write(("if (slot < 0) return;", "if (slot <= 0) return;")),
+            "Slot 0 is the first slot of block 0, and as good as any other. Only -1 marks a row that pads.",
+            "Which slot is the first token of block 0 in?",
+        ),
+        Mistake(
+            "converted to a whole number",
+            _write(("float_to_bf16(k[from + c])", "(bf16)k[from + c]"), ("float_to_bf16(v[from + c])", "(bf16)v[from + c]")),
+            "`bf16` is another name of a 16-bit whole number, so the cast cuts 1.9 down to 1. The bits of a BF16 come from float_to_bf16.",
+            "Which bits has 1.0 in BF16, and which has the whole number 1?",
+        ),
+        Mistake(
             "only the first columns",
             _write(
                 ("for (int c = threadIdx.x; c < width; c += blockDim.x) {", "int c = threadIdx.x;\n    if (c < width) {"),
@@ -434,6 +446,8 @@ def _manager_cases(rng: np.random.Generator) -> list[Case]:
             if name in live and rng.random() < 0.35:
                 script.append(f"free {name}")
                 live.discard(name)
+            elif name not in live and rng.random() < 0.15:
+                script.append(f"free {name}")  # never asked for anything, or freed already
             else:
                 # Whether it is refused is not known here: a free of one without blocks must raise, which is also a test.
                 script.append(f"allocate {name} {int(rng.integers(1, 40))}")
@@ -448,7 +462,8 @@ def _manager_cases(rng: np.random.Generator) -> list[Case]:
         case("the pool is full", 3, 2, "allocate a 2; allocate b 5; allocate b 4; allocate c 1; free a; free b; allocate a 6", "refusals"),
         case("freed twice", 3, 2, "allocate a 3; free a; free a; allocate b 6", "refusals"),
         case("freed and never allocated", 3, 2, "free a; allocate b 3", "refusals"),
-        case("no token fewer than it has", 4, 3, "allocate a 7; allocate a 2; allocate a 9", "awkward"),
+        case("refused, and freed all the same", 3, 2, "allocate a 2; allocate b 5; free b; allocate b 4; free b", "refusals"),
+        case("fewer tokens than it has room for", 8, 3, "allocate a 7; allocate a 2; allocate a 9; allocate b 15", "awkward"),
         case("blocks of 1", 5, 1, "allocate a 3; allocate b 3; allocate b 2; free a; allocate b 4", "awkward"),
         case("200 random steps", many, size, fuzz(200), "fuzz"),
         case("another 200", 7, 16, fuzz(200), "fuzz"),
@@ -689,6 +704,31 @@ def check(self):
             "A second free of the same request is a sign that something went wrong elsewhere, and it passes without a word. Raise an "
             "error, so that it is found where it happens.",
             "Who would call free for a request that has no blocks, and would you like to know?",
+            variants=(_manager(("self.free_blocks += self.tables.pop(id)", "self.free_blocks += self.tables[id]\n        self.tables[id] = []")),),
+        ),
+        Mistake(
+            "a refusal leaves an empty table",
+            _manager(("self.tables.get(id, [])", "self.tables.setdefault(id, [])")),
+            "The table is made before it is known whether there are enough blocks. After a refusal an empty one is left, so a free of this "
+            "request passes without a word. A refusal changes nothing.",
+            "After allocate has said False to a new request, is its id in `tables`?",
+        ),
+        Mistake(
+            "fewer than none are missing",
+            _manager(
+                (_REFUSE, _REFUSE + "        taken, self.free_blocks = self.free_blocks[:missing], self.free_blocks[missing:]\n"),
+                ("        self.tables[id] = table\n        for _ in range(missing):\n            table.append(self.free_blocks.pop())\n",
+                 "        self.tables[id] = table + taken\n"),
+            ),
+            "A request may ask for fewer tokens than it has room for. Then a number below 0 is missing, and a slice up to -2 takes all "
+            "blocks but two. Nothing is missing where the table is long enough.",
+            "A request has 3 blocks and asks for as many tokens as fit in one. What is your number of missing blocks, and what is the slice?",
+        ),
+        Mistake(
+            "blocks given back before the end",
+            _manager(("        return True\n", "        for _ in range(-missing):\n            self.free_blocks.append(table.pop())\n        return True\n")),
+            "allocate makes a table long enough, and never shorter: what lies in the blocks is still the request's. Only free gives back.",
+            "A request has 3 blocks and asks for as many tokens as fit in one. Is its table long enough?",
         ),
         Mistake(
             "the same block given to all",
@@ -717,6 +757,13 @@ def check(self):
             "The count is right also where one block is lost and another is there twice. Compare which blocks they are.",
             "Block 1 is in two tables and block 3 is in none. How many do you count?",
         ),
+        Mistake(
+            "check() compares sets",
+            _manager(("if everywhere != list(range(self.num_blocks)):", "if set(everywhere) != set(range(self.num_blocks)):")),
+            "A set holds everything once, so a block that is in a table and free as well looks right: it will be given to a second request. "
+            "Compare how often each one is there, too.",
+            "Block 1 is in a table and in the free list. What does a set make of it?",
+        ),
     ),
 )  # fmt: skip
 
@@ -734,9 +781,14 @@ def _shrink_cases(rng: np.random.Generator) -> list[Case]:
         "4 steps by hand": ["allocate a 4", "free a", "allocate b 16", "allocate c 20"],
         "other 4 steps by hand": ["allocate a 8", "free a", "allocate b 24", "allocate c 12"],
     }
+    more = {
+        "3 steps by hand": ["allocate a 4", "allocate b 16", "allocate c 20"],
+        "4 steps, one of them twice": ["allocate a 4", "allocate b 32", "free a", "allocate a 4"],
+    }
     return [
         *(Case(label, {"fault": fault, "trace": trace}, "small") for label, trace in by_hand.items()),
         case("keeps what a refusal took", 12, "small"),
+        *(Case(label, {"fault": fault, "trace": trace}, "small") for label, trace in more.items()),
         case("loses a full last block in free", 16, "awkward"),
         case("loses a block when a table grows after a free", 20, "awkward"),
         case("keeps what a refusal took", 40, "awkward"),
@@ -879,6 +931,39 @@ _ONCE = """def shrink(trace, leaks):
     return trace
 """
 
+_RESTARTED = """def shrink(trace, leaks):
+    i = 0
+    while i < len(trace):
+        shorter = trace[:i] + trace[i + 1 :]
+        if leaks(shorter):
+            trace, i = shorter, 0
+        else:
+            i += 1
+    return trace
+"""
+_FORWARDS = """def shrink(trace, leaks):
+    again = True
+    while again:
+        again, i = False, 0
+        while i < len(trace):
+            shorter = trace[:i] + trace[i + 1 :]
+            if leaks(shorter):
+                trace, again = shorter, True
+            else:
+                i += 1
+    return trace
+"""
+_ONCE_BOTH = """from itertools import combinations
+
+def shrink(trace, leaks):
+    for count in (1, 2):
+        for out in combinations(range(len(trace)), count):
+            rest = [step for i, step in enumerate(trace) if i not in out]
+            if leaks(rest):
+                trace = rest
+    return trace
+"""
+
 _SHRINK = Exercise(
     id="21.5",
     title="shrink a leaking trace",
@@ -915,6 +1000,7 @@ return trace""",
             "No single step can go, but an allocate and its free can go together: each of them needs the other, and the leak needs "
             "neither. Try pairs as well.",
             "Look for an allocate in your result that is freed again. What happens if both are left out?",
+            variants=(_RESTARTED, _FORWARDS),
         ),
         Mistake(
             "one round only",
@@ -922,6 +1008,24 @@ return trace""",
             "One round from front to back is not enough: a step that could not go at first may be able to go when a later one is "
             "gone. Begin again after each success, until nothing more can go. And pairs must be tried too.",
             "Which of the steps that are left can go now, and why could it not go when you tried it?",
+            variants=(_ONCE_BOTH,),
+        ),
+        Mistake(
+            "pairs only",
+            _changed(_SHRINK_TEXT, ("for count in (1, 2)", "for count in (2,)")),
+            "Two steps at a time are left out, and never one: a step whose neighbour is needed stays. Try single steps as well.",
+            "Leave out one step of your result. Does the rest still leak?",
+        ),
+        Mistake(
+            "a step known by its text",
+            _changed(_SHRINK_TEXT, ("combinations(range(len(trace)), count)", "combinations(trace, count)"), ("if i not in out", "if step not in out")),
+            "The same step may be there twice, and its text does not say which of them is meant. Leave out *places*: combinations of "
+            "range(len(trace)).",
+            "A step is there twice, and only one of them is needed. Which one does your function leave out?",
+            variants=(
+                _changed(_SHRINK_TEXT, ("combinations(range(len(trace)), count)", "combinations(trace, count)"),
+                         ("[step for i, step in enumerate(trace) if i not in out]", "list(trace)\n                for step in out:\n                    rest.remove(step)")),
+            ),
         ),
         Mistake(
             "all that could go alone goes together",
@@ -970,6 +1074,9 @@ return trace""",
 """,
             "del takes the step out of the caller's own list, and the trace that came is gone. Make new lists.",
             "After your function, what is in the list that it was given?",
+            variants=(
+                _changed(_SHRINK_TEXT, ("        trace = rest\n", "        trace[:] = rest\n")),
+            ),
         ),
     ),
 )  # fmt: skip
@@ -1032,7 +1139,7 @@ def _shrink_picture(answer: Any, cp: Any) -> Any:
     shrunk = _run_shrink(answer, {"fault": "keeps what a refusal took", "trace": trace}, None)["left"]
     return figures.memory_map(
         {f"as it came: {len(trace)} steps": _play(trace), f"shrunk: {len(shrunk)} steps": _play(shrunk)}, 4,
-        title="Your shrink leaves: " + "; ".join(shrunk),
+        title="Your shrink leaves: " + "; ".join(shrunk), subtitle="A lost block is in no table and not free.",
     )  # fmt: skip
 
 

@@ -275,6 +275,41 @@ for (int j = threadIdx.x; j < ____; j += blockDim.x) {
             "Each thread takes one key, and a text has more keys than the block has threads. Walk on in steps of blockDim.x.",
             "With 70 keys and 64 threads, who takes key 64?",
         ),
+        Mistake(
+            "the table read to its end",
+            _scores(("j < length", "j < max_blocks * block_size")),
+            "max_blocks is the length of a row of the array, and most requests have fewer blocks: the rest of the row is -1, and block -1 lies "
+            "in front of the cache. Stop at length.",
+            "What does the table hold behind the request's last block?",
+        ),
+        Mistake(
+            "the KV heads of a slot forgotten",
+            _scores(("(slot * kv_heads + kv_head) * head_dim", "slot * head_dim")),
+            "A slot holds a row for each KV head: slot s begins s * kv_heads rows in, and this head's row lies kv_head rows further. With one "
+            "KV head nobody notices.",
+            "With 2 KV heads, how many rows of head_dim numbers lie in front of slot 1?",
+            variants=(
+                _scores(("(slot * kv_heads + kv_head) * head_dim", "(slot + kv_head) * head_dim")),
+                _scores(("(slot * kv_heads + kv_head) * head_dim", "slot * kv_heads * head_dim")),
+            ),
+        ),
+        Mistake(
+            "the heads in front of the slots",
+            _scores(
+                (
+                    "(slot * kv_heads + kv_head) * head_dim",
+                    "((long long)(table[j / block_size] * kv_heads + kv_head) * block_size + j % block_size) * head_dim",
+                )
+            ),
+            "In this cache a block is (block_size, kv_heads, head_dim): the heads of one token lie side by side, and then comes the next token.",
+            "The cache is (blocks, block_size, kv_heads, head_dim). What lies behind the row of KV head 0 of a token?",
+        ),
+        Mistake(
+            "the first request's query for all",
+            _scores(("q + (size_t)(request * q_heads + head) * head_dim", "q + (size_t)head * head_dim")),
+            "q is (requests, q_heads, head_dim): each request has a query of its own for each head.",
+            "How many rows of q lie in front of the first query of request 1?",
+        ),
     ),
 )
 
@@ -285,10 +320,15 @@ def _lanes_are_neighbours(inputs: Any, outputs: Any, observed: Any) -> str | Non
         return None
     # a key row of 64 numbers in two requests of 2 sectors, the query once more a key in the worst case, the score
     sectors, enough = observed.total("global_sectors"), q_heads * tokens * (dim // 32) * 8
-    if sectors > enough:
+    if sectors > 2 * enough:
         return (
             f"The scores are right, and {sectors:,} sectors were touched, where {enough:,} are enough: the lanes of a warp read different "
             "keys at a time. Let lane l read column l of one and the same key"
+        )
+    if sectors > enough:
+        return (
+            f"The scores are right, and {sectors:,} sectors were touched, where {enough:,} are enough: lanes side by side read columns that "
+            "do not lie side by side. Let lane l read column l, and then l + 32"
         )
     return None
 
@@ -370,6 +410,18 @@ _WARPS = Exercise(
             _scores(name="warp_scores"),
             "This is 22.1: right, and side by side its lanes read rows that lie far apart.",
             "In one turn of a warp, how many different keys are read?",
+        ),
+        Mistake(
+            "a stretch of columns for each lane",
+            _warp(
+                (
+                    "for (int d = lane; d < head_dim; d += 32)",
+                    "int each = (head_dim + 31) / 32;\n        for (int d = lane * each; d < min(head_dim, (lane + 1) * each); d++)",
+                )
+            ),
+            "Each lane goes along a stretch of its own, so in one turn the warp reads every second column, and the others in the next turn: each "
+            "sector is touched twice. On a CPU that would be the way; here the lanes of a *turn* should be neighbours.",
+            "With a head of 64, which columns do lanes 0 and 1 read in their first turn?",
         ),
         Mistake(
             "most keys left out",
@@ -806,6 +858,46 @@ for (int d = t; d < head_dim; d += TILE) to[d] = ____;""",
             "A thread has added up the weights of its own keys, one a tile. The weights of all keys are in the sum of all threads: "
             "block_sum.",
             "Whose weights are in the `sum` of thread 0?",
+        ),
+        Mistake(
+            "a loop that threads leave one by one",
+            _part(
+                (
+                    "for (int start = 0; start < length; start += TILE) {\n",
+                    "for (int j = t; j < length; j += TILE) {\n        int start = j - t;\n",
+                ),
+                ("            int j = start + t;\n", ""),
+            ),
+            "The loop of 22.1 ends for a thread that has no key left. Here every turn has barriers, in block_max too, and all threads must come "
+            "to each: also those without a key in the last tile. Let all go by tiles, and ask in the loop who has a key.",
+            "With 3 keys and 64 threads, which threads enter your loop? And who waits at the barriers of block_max?",
+        ),
+        Mistake(
+            "the last tile taken as full",
+            _part(("for (int j = 0; j < count; j++)", "for (int j = 0; j < TILE; j++)")),
+            "The last tile has fewer keys than TILE, and nobody has written a slot for the others: what is read there is left from the tile "
+            "before, or from nobody. A weight of 0 does not help.",
+            "A text has 3 tokens. Who writes slot[3]?",
+        ),
+        Mistake(
+            "each thread's own maximum",
+            _part(("fmaxf(peak, block_max(score, scratch))", "fmaxf(peak, score)")),
+            "Weights are added up by other threads than those that made them, so all must be measured against one maximum: that of the whole "
+            "tile, and all before. block_max tells it to everyone.",
+            "Thread 0 adds up the weights of all threads. Against which maximum was each of them measured?",
+        ),
+        Mistake(
+            "the whole sum kept by every thread",
+            _part(("sum = sum * shrink + weight[t];", "sum = sum * shrink + block_sum(weight[t], scratch);")),
+            "After block_sum in each tile every thread has the whole sum already. block_sum at the end adds up 64 whole sums. One of the two "
+            "is enough, and one at the end is cheaper.",
+            "What is in the `sum` of thread 0 before the last block_sum, and what in that of thread 1?",
+        ),
+        Mistake(
+            "divided in every tile",
+            _part(("total[d] = column;", "total[d] = column / sum;")),
+            "Until the last tile nobody knows the sum; and here it is only the part of this thread. Divide once, at the very end.",
+            "By what have the first tile's terms been divided when the second tile is done?",
         ),
         Mistake(
             "not divided by the sum",
