@@ -102,8 +102,8 @@ class ModelRunner:
         """How many blocks fit into the device's share of memory."""
         free, total = cp.cuda.runtime.memGetInfo()
         room = int(total * config.memory_fraction) - (total - free)
-        if not is_gpu:
-            room = min(room, _EMULATED_CACHE_BYTES)
+        if not is_gpu:  # what other programs hold does not count: their memory is not this device's
+            room = min(free // 2, _EMULATED_CACHE_BYTES)
         longest = config.max_model_len or self.model.config.max_position_embeddings
         return blocks_that_fit(room, self.model.config, config.block_size, longest * config.max_num_seqs)
 

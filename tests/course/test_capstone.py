@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tinyvllm_ref import LLM, SamplingParams, assembly, batch
+from tinyvllm_ref.bf16 import bf16_to_float
+from tinyvllm_ref.checkpoint.names import REPOSITORY
+from tinyvllm_ref.checkpoint.safetensors import read_safetensors
 from tinyvllm_ref.config import EngineConfig, ModelConfig
 from tinyvllm_ref.course import capstone, given, my_engine
 from tinyvllm_ref.course.given.inputs import blocks_that_fit, check_request, make_inputs
@@ -202,6 +207,20 @@ def test_the_program_needs_the_device_alone(folder, environment):
     text = LLM("tiny-stories").generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
     assert done.stdout == f"Once upon a time{text}\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+def test_checkpoints_of_other_types(folder, environment, tmp_path, dtype):
+    """The bfloat16 numbers, written wider; float16 holds them all but for those that are too small to count."""
+    source, model = REPOSITORY / "data" / "tiny-stories", tmp_path / "model"
+    shutil.copytree(source, model, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    kind = np.float32 if dtype == "F32" else np.float16
+    views = read_safetensors(source / "model.safetensors")
+    wide = {name: bf16_to_float(view.numpy()).astype(kind) for name, view in views.items()}
+    save_file(wide, model / "model.safetensors")
+    written = run(folder, environment, "Once upon a time", "--max-tokens", "32", "--model", str(model))
+    original = run(folder, environment, "Once upon a time", "--max-tokens", "32")
+    assert (written.stdout, written.stderr) == (original.stdout, "")
 
 
 def test_the_guard_refuses(environment):

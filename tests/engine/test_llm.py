@@ -15,6 +15,7 @@ from tinyvllm_ref import LLM, CompletionOutput, RequestOutput, SamplingParams
 from tinyvllm_ref.checkpoint.weights import open_checkpoint
 from tinyvllm_ref.completion import StopStrings
 from tinyvllm_ref.config import EngineConfig
+from tinyvllm_ref.device import cp
 from tinyvllm_ref.engine import mix_seed
 from tinyvllm_ref.kernels.sampling import sample_specification
 from tinyvllm_ref.request import Request
@@ -548,3 +549,9 @@ def test_progress_over_many_prompts(llm, capsys):
 def test_the_whole_context_can_be_used(llm):
     (output,) = llm.generate([[7] * 500], params(max_tokens=12))
     assert len(output.outputs[0].token_ids) == 12
+
+
+def test_a_computer_whose_memory_is_nearly_full_still_has_room_for_a_cache(folder, monkeypatch):
+    """What other programs hold is not the emulated device's: half of what is left is there for the cache."""
+    monkeypatch.setattr(cp.cuda.runtime, "memGetInfo", lambda: (256 << 20, 16 << 30))
+    assert LLM(folder).generate("a", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
