@@ -61,7 +61,7 @@ print(describe())
 # ## 19.1 · A seat that is free is taken
 #
 # Begin with the `serve` of lesson 18, and let it be continuous. At the start of a step every free seat, from slot 0 on, goes to the next request that waits. Then
-# `next_tokens` draws one token for each that sits, and who has drawn an end token or has `max_tokens` gets up. A request keeps its slot from its first token to its last,
+# one call of `next_tokens` gets the texts so far of all who sit (each a prompt and the tokens drawn after it) and draws one token for each. Who has drawn an end token or has `max_tokens` gets up. A request keeps its slot from its first token to its last,
 # for the slot is its place in the cache.
 
 # %%
@@ -251,10 +251,10 @@ show("19.4")
 # | `stop_tokens` | a set: any of these ends it |
 # | `append(token)` | one more token; `num_tokens` grows by itself |
 # | `state` | `"waiting"`, `"running"` or `"finished"`: *you* set it; `finished` says whether it is the last of these |
-# | `finish_reason` | `"stop"` (an end token), `"length"` or `"abort"`: *you* set it |
+# | `finish_reason` | `"stop"` (an end token, also where it is the last token that it may have), `"length"` or `"abort"`: *you* set it |
 #
 # `blocks` keeps account of the cache. `blocks.allocate(id, n)` reserves room for `n` tokens of a request, *in all*, and says `False` where there is none; `blocks.free(id)` gives it back, and complains if there is nothing to give back;
-# `blocks.table(id)` says where the room is. (Lesson 21 makes this part.) Reserve for `max_num_tokens` when a request is let in: then nobody ever runs out in the middle of a text. If there is no room for the
+# `blocks.table(id)` says where the room is. (Lesson 21 makes this part.) Reserve for `max_num_tokens` when a request is let in, not before: then nobody ever runs out in the middle of a text. If there is no room for the
 # first in the queue, it waits, **and so does everybody behind it**.
 #
 # - `schedule()` is `plan`, and whoever is let in moves from `waiting` to `running`. It also says who **draws**: those whose *last* token is among the computed ones. A piece from the middle of a prompt draws nothing.
@@ -422,7 +422,8 @@ progress()
 #
 # <details><summary>In a decode step every running request needs one token. What if the budget is smaller than the number of seats?</summary>
 #
-# Then the newest do not get on in every step, or not at all for a while: they sit and wait for the older ones to end. Nobody starves, but these seats are of no use. A budget should be at least the number of seats, plus something for prompts.
+# Then some seats stay empty. Whoever runs misses one token or more, and somebody is let in only while some budget is left: so never more run than the budget has tokens, and each of them gets on in every step. Nobody starves, but the other seats are of
+# no use. A budget should be at least the number of seats, plus something for prompts.
 # </details>
 #
 # ## Further reading

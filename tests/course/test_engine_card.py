@@ -35,6 +35,13 @@ def test_a_dial_is_shown_in_both_forms():
     assert "Fewer bits" not in report()._repr_html_()
 
 
+def test_a_text_that_goes_on_behind_the_reference_s_is_not_called_the_same():
+    wrong = WrongStory("no end", "It writes on.", "Once upon a time", 4, None)
+    made = report(mistakes=(wrong, WrongStory("slow", "It shows nowhere.", "Once upon", 4, 0.0)))
+    assert "All 4 tokens are the reference's, and behind them the text goes on." in str(made)
+    assert "All 4 tokens are the reference's. The logits are equal to the bit." in str(made)
+
+
 def small(lesson: Lesson, **card) -> Lesson:
     """The lesson with another card, of eight tokens."""
     return dataclasses.replace(lesson, engine=EngineCard(**card, max_tokens=8))

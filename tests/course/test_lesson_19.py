@@ -92,6 +92,8 @@ def test_nobody_starves_and_no_limit_is_passed(
         assert bool(batch) is has_work
         begun += [one.request_id for one in batch.requests if one.request_id not in begun]
         assert len(batch.requests) <= seats
+        # Also with fewer tokens than seats: only so many are let in that each who runs is in every step.
+        assert sum(one.state == "running" for one in requests) == len(batch.requests)
         assert sum(batch.num_tokens) <= budget
         assert all(count > 0 for count in batch.num_tokens)
         assert oldest is None or batch.requests[0] is oldest
@@ -182,6 +184,40 @@ OTHER_SCHEDULERS = {
         ('request.state = "running"', "request.state = RequestState.RUNNING"),
         ('request.state == "running"', "request.state == RequestState.RUNNING"),
         ('= "finished", reason', "= RequestState.FINISHED, reason"),
+    ),
+    "a look into the lists instead of the state, lists made anew": (
+        ('if request.state == "running":', "if request in self.running:"),
+        (
+            "self.running.remove(request)",
+            "self.running = [one for one in self.running if one is not request]",
+        ),
+        (
+            "self.waiting.remove(request)",
+            "self.waiting = [one for one in self.waiting if one is not request]",
+        ),
+    ),
+    "admitted first, and the tokens dealt out in one loop over all": (
+        (
+            """            if count > 0:
+                rows.append((request, count))
+                budget -= count
+""",
+            "            budget -= count\n",
+        ),
+        (
+            """            rows.append((request, count))
+            budget -= count
+        return self.batch(rows)
+""",
+            """            budget -= count
+        budget = self.max_tokens
+        for request in self.running:
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            rows += [(request, count)] * (count > 0)
+            budget -= count
+        return self.batch(rows)
+""",
+        ),
     ),
     "another test of length, and abort that answers": (
         ('self.end(request, "abort")', 'return self.end(request, "abort") or True'),

@@ -378,7 +378,7 @@ class EngineReport:
 
     def _repr_html_(self) -> str:
         stories, dial = (
-            [(one, *_split(one.text, self.reference_text), _says_of(one, self.tokens)) for one in some]
+            [(one, *_split(one.text, self.reference_text), _says_of(one, self)) for one in some]
             for some in (self.mistakes, self.dial)
         )
         own = _split(self.text, self.reference_text)
@@ -393,7 +393,7 @@ class EngineReport:
         titled = [(f"{self.dial_title}: {one.name}", one) for one in self.dial]
         titled += [(f"With the mistake: {wrong.name}", wrong) for wrong in self.mistakes]
         for title, one in titled:
-            lines += ["", *_paragraph(title), *_paragraph(_says_of(one, self.tokens))]
+            lines += ["", *_paragraph(title), *_paragraph(_says_of(one, self))]
             lines += _paragraph(one.text, "  ") if one.text else []
         return "\n".join([*lines, *(["", *_paragraph(self.note)] if self.note else [])])
 
@@ -427,10 +427,13 @@ def _error_text(error: float | None) -> str:
     )
 
 
-def _says_of(wrong: WrongStory, tokens: int) -> str:
+def _says_of(wrong: WrongStory, card: EngineReport) -> str:
     if wrong.error:
         return f"The engine stops: {wrong.error}"
-    return _agreement(wrong.same_tokens, tokens) + _error_text(wrong.logit_error)
+    agreement = _agreement(wrong.same_tokens, card.tokens)
+    if wrong.same_tokens >= card.tokens and len(wrong.text) > len(card.reference_text):
+        agreement += ", and behind them the text goes on"
+    return agreement + _error_text(wrong.logit_error)
 
 
 def _split(text: str, reference: str) -> tuple[str, str]:

@@ -455,8 +455,8 @@ def _run_serve(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     return {
         "outputs": [[int(token) for token in tokens] for tokens in outputs],
         "slots": [[None if one is None else int(one) for one in row] for row in slots],
-        "steps": len(rows),
-        "rows_computed": sum(rows),
+        "calls of next_tokens": len(rows),
+        "texts given to next_tokens": sum(rows),
     }
 
 
@@ -472,7 +472,8 @@ def _expect_serve(inputs: Any) -> dict[str, Any]:
         for slot, row in enumerate(slots):
             busy = batch[slot] if slot < len(batch) else 0
             row += [first + slot] * busy + [None] * (max(batch) - busy)
-    return {"outputs": outputs, "slots": slots, "steps": steps, "rows_computed": sum(map(len, outputs))}
+    asked = {"calls of next_tokens": steps, "texts given to next_tokens": sum(map(len, outputs))}
+    return {"outputs": outputs, "slots": slots, **asked}
 
 
 _SERVE_BODY = """    outputs = [[] for _ in prompts]

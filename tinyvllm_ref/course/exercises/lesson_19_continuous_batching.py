@@ -73,8 +73,8 @@ def _expect_serve(inputs: Any) -> dict[str, Any]:
     return {
         "outputs": outputs,
         "slots": [row + [None] * (steps - len(row)) for row in slots],
-        "steps": steps,
-        "rows_computed": sum(map(len, outputs)),
+        "calls of next_tokens": steps,
+        "texts given to next_tokens": sum(map(len, outputs)),
     }
 
 
@@ -231,6 +231,38 @@ for slot, r in enumerate(seats):
             "The texts are right, and next_tokens was asked for requests that had ended and whose seat nobody wanted: work that is thrown "
             "away. Empty the seat at once.",
             "How many sequences do you hand to next_tokens in the last step?",
+        ),
+        Mistake(
+            "not the texts so far",
+            _serve(("prompts[r] + outputs[r] for r in running", "prompts[r] for r in running")),
+            "next_tokens knows nothing of earlier calls. What it draws next depends on the whole text so far: a prompt, and behind it all that has been "
+            "drawn for it.",
+            "Request 0 has drawn one token. What must next_tokens see to draw the second?",
+            variants=(_serve(("[prompts[r] + outputs[r] for r in running]", "running")),),
+        ),
+        Mistake(
+            "the end token is left out",
+            _serve(
+                ("            outputs[r].append(token)\n", "            if token not in end_ids:\n                outputs[r].append(token)\n            ended[r] = token in end_ids or len(outputs[r]) == max_tokens\n"),
+                ("(outputs[r][-1] in end_ids or len(outputs[r]) == max_tokens)", "ended[r]"),
+                ("    outputs = [[] for _ in prompts]\n", "    outputs, ended = [[] for _ in prompts], {}\n"),
+            ),
+            "An end token is drawn like any other: it is the last of the request's tokens.",
+            "Request 2 draws one token, and that ends it. What are its drawn tokens?",
+        ),
+        Mistake(
+            "one call for each seat",
+            _serve(
+                ("tokens = next_tokens([prompts[r] + outputs[r] for r in running])", "tokens = [next_tokens([prompts[r] + outputs[r]])[0] for r in running]"),
+            ),
+            "Each request is computed alone, in a call of its own, and for each of them all the weights are read. A step is *one* call, with the "
+            "texts of all who sit.",
+            "How often do you call next_tokens in a step in which two requests sit?",
+            variants=(
+                _serve(
+                    ("        tokens = next_tokens([prompts[r] + outputs[r] for r in running])\n        for r, token in zip(running, tokens):\n            outputs[r].append(token)\n", "        for r in running:\n            outputs[r] += next_tokens([prompts[r] + outputs[r]])\n"),
+                ),
+            ),
         ),
     ),
 )  # fmt: skip
@@ -484,10 +516,10 @@ def _run_plan(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
                 after = 1
             running[i] = (name, after)
         running = [one for one in running if left[one[0]] > 0]
-    starved = [name for name, _ in running + waiting]
+    starved = ", ".join([name for name, _ in running + waiting][:3])
     if starved:
-        starved[0] += ". Steps: " + " | ".join(step or "-" for step in trace[:9])
-    return {"not done at the end": starved[:3], "steps": trace}
+        starved += "; steps: " + " | ".join(step or "-" for step in trace[:9])
+    return {"not done at the end": starved or "nobody", "steps": trace}
 
 
 def _expect_plan(inputs: Any) -> dict[str, Any]:
@@ -511,7 +543,7 @@ def _expect_plan(inputs: Any) -> dict[str, Any]:
         trace.append(", ".join(f"{name} {n}" for name, n in zip(names, batch.num_tokens, strict=True)))
         scheduler.update(batch, [7] * sum(batch.samples))
     unfinished = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
-    return {"not done at the end": unfinished[:3], "steps": trace}
+    return {"not done at the end": ", ".join(unfinished[:3]) or "nobody", "steps": trace}
 
 
 _PLAN_BODY = """    rows, budget, seats = [], max_tokens, max_seqs - len(running)
@@ -630,6 +662,34 @@ _PLAN = Exercise(
             "out; it waits for the next step.",
             "How many tokens does the last request of your step compute?",
         ),
+        Mistake(
+            "fair shares",
+            """def plan(running, waiting, max_seqs, max_tokens):
+    everyone = running + waiting[: max_seqs - len(running)]
+    counts = {name: 0 for name, _ in everyone}
+    while max_tokens > 0 and any(counts[name] < missing for name, missing in everyone):
+        for name, missing in everyone:
+            if max_tokens > 0 and counts[name] < missing:
+                counts[name] += 1
+                max_tokens -= 1
+    return [(name, count) for name, count in counts.items() if count > 0]
+""",
+            "The budget is dealt out in turn, so nobody starves. But what a newer one gets, an older one that misses more goes without: its first token "
+            "comes later the more others there are. Here the older one has all that it misses before a newer one has anything.",
+            "a misses 6, the budget is 4, and b came later. How many of the 4 are a's?",
+            variants=(
+                """def plan(running, waiting, max_seqs, max_tokens):
+    everyone = running + waiting[: max_seqs - len(running)]
+    rows = []
+    for i, (name, missing) in enumerate(everyone):
+        count = min(missing, -(-max_tokens // (len(everyone) - i)))
+        if count > 0:
+            rows.append((name, count))
+            max_tokens -= count
+    return rows
+""",
+            ),
+        ),
     ),
 )  # fmt: skip
 
@@ -673,6 +733,9 @@ def _scheduler_cases(rng: np.random.Generator) -> list[Case]:
         case("aborted: one that runs, one that waits, one nobody knows", 2, 8,
              "a@1 2+6, b@1 2+3, c@1 2+2, d@2 1+2, abort a@3, abort d@3, abort x@3", "end token"),
         case("aborted while the step is computed", 2, 6, "a@1 2+4, b@1 3+3, c@2 2+2, abort a@2 meanwhile", "end token"),
+        case("aborted while its last step is computed", 2, 6, "a@1 2+2, b@1 3+3, abort a@2 meanwhile", "end token"),
+        case("the first in the queue is aborted", 1, 8, "a@1 2+4, b@1 2+2, c@1 2+1, abort b@3", "end token"),
+        case("the last token that it may have is an end token", 1, 8, "a@1 2+2 end 2", "end token"),
         case("no room: the first in the queue waits, and so do all behind it", 4, 40,
              "a@1 6+2, b@1 14+2, big@1 22+2, small@1 6+2", "full cache", (4, 8)),
         case("a text that needs a second block", 1, 8, "a@1 6+5", "full cache", (4, 8)),
@@ -722,7 +785,7 @@ def _run_scheduler(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     requests: dict[str, Any] = {}
     cache: dict[str, list[int]] = {}
     ends: dict[str, int] = {}
-    aborted, steps, idle = list[str](), list[str](), 0
+    steps, idle = list[str](), 0
     events = [(*event.split("@")[0].split(), "@", *event.split("@")[1].split()) for event in inputs["events"]]
     last = max(int(event[event.index("@") + 1]) for event in events)
     for step in range(1, inputs["last_step"] + 1):
@@ -731,7 +794,6 @@ def _run_scheduler(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             if event[event.index("@") + 1] != str(step):
                 continue
             if event[0] == "abort":
-                aborted.append(event[1])
                 if event[-1] == "meanwhile":
                     meanwhile.append(event[1])
                 else:
@@ -754,6 +816,8 @@ def _run_scheduler(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
                 row += f" (room for {len(table) * room.block_size})"
             if request.finished:
                 row += " (has ended)"
+            elif request.state != "running":
+                row += f" (its state is {request.state})"
             rows.append(row)
             cache[name][start:] = request.token_ids[start : start + count]
             if samples:
@@ -783,13 +847,13 @@ def _run_scheduler(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
     return {
         "steps": steps,
         "reasons": {name: request.finish_reason for name, request in requests.items()},
-        "texts": {name: one.output_token_ids for name, one in requests.items() if name not in aborted},
+        "texts": {name: request.output_token_ids for name, request in requests.items()},
         "blocks free at the end": room.num_free,
     }  # fmt: skip
 
 
 def _expect_scheduler(inputs: Any) -> dict[str, Any]:
-    """Steps by the reference's scheduler; texts one by one, each request alone."""
+    """Steps by the reference's scheduler; texts one by one, each request alone, up to where it was aborted."""
     from tinyvllm_ref.scheduler import Scheduler
 
     expected = _run_scheduler(Scheduler, inputs, None)
@@ -797,7 +861,9 @@ def _expect_scheduler(inputs: Any) -> dict[str, Any]:
         name = event.split("@")[0]
         if name in expected["texts"]:
             alone = {**inputs, "events": [f"{name}@1 {event.split(maxsplit=1)[1]}"], "max_tokens": 1000}
-            expected["texts"][name] = _run_scheduler(Scheduler, alone, None)["texts"][name]
+            text = _run_scheduler(Scheduler, alone, None)["texts"][name]
+            ended = expected["reasons"][name] != "abort"
+            expected["texts"][name] = text if ended else text[: len(expected["texts"][name])]
     return expected
 
 
@@ -910,6 +976,13 @@ _STOPS = """                if token in request.stop_tokens:
                     self.end(request, "stop")
                 elif request.num_tokens >= request.max_num_tokens:
 """
+_IN_A_FOR = _changed(
+    _WAITING_LOOP,
+    (
+        "        while self.waiting and budget > 0 and len(self.running) < self.max_seqs:\n            request = self.waiting[0]\n",
+        "        for request in self.waiting:\n            if budget == 0 or len(self.running) == self.max_seqs:\n                break\n",
+    ),
+)
 _SCHEDULE_LATE = (
     """    def schedule(self):
         rows, budget = [], self.max_tokens
@@ -993,10 +1066,14 @@ if token is not None:
                 ("                if request.finished:\n                    finished.append(request)\n", ""),
                 ("        return finished\n", "        for request in self.running:\n            if request.finish_reason is not None:\n                self.end(request, request.finish_reason)\n                finished.append(request)\n        return finished\n"),
             ),
-            "The loop goes through `self.running` while its body takes requests out of it. Everything behind the gap moves up, and the loop steps "
-            "over the next one: where two neighbours end in the same step, the second stays and goes on writing. Build a new list, or walk "
-            "over a copy.",
-            "Two requests side by side end in the same step. Which of them is still running afterwards?",
+            "A loop goes through a list, `self.running` or `self.waiting`, while its body takes requests out of it. Everything behind the gap moves up, "
+            "and the loop steps over the next one: where two neighbours end in the same step, the second goes on writing; where two could come in, "
+            "the second is passed over. Build a new list, or walk over a copy.",
+            "The list is a, b, c, and the body takes a out of it. At which of them does the loop look next?",
+            variants=(
+                _scheduler((_WAITING_LOOP, _IN_A_FOR)),
+                _scheduler((_WAITING_LOOP, _IN_A_FOR.replace("self.running.append(self.waiting.pop(0))", "self.running.append(request)\n            self.waiting.remove(request)"))),
+            ),
         ),
         Mistake(
             "budget counts requests",
@@ -1011,6 +1088,25 @@ if token is not None:
             "Three requests came in the order a, b, c, and there are two seats. Who should sit?",
         ),
         Mistake(
+            "the newest in front",
+            _scheduler(("self.running.append(self.waiting.pop(0))", "self.running.insert(0, self.waiting.pop(0))")),
+            "Whoever is let in is put at the front of `running`, and so comes before the older ones in every step from then on. `running` goes from the "
+            "oldest to the newest.",
+            "a came before b, and both run. Who stands first in `running`?",
+        ),
+        Mistake(
+            "a row of nothing",
+            _scheduler(("while self.waiting and budget > 0 and len", "while self.waiting and len")),
+            "Somebody is let in when the budget is used up, and is in the step with 0 tokens. The model has no row for it: it waits for the next step.",
+            "3 tokens a step, and the first two have got them. Who else is in this step?",
+        ),
+        Mistake(
+            "nothing is taken from the budget",
+            _scheduler(("            rows.append((request, count))\n            budget -= count\n        return", "            rows.append((request, count))\n        return")),
+            "Whoever is let in gets tokens, and these are no longer there for the next one. The budget is that of the whole step.",
+            "How many tokens has your step in all, and how many may it have?",
+        ),
+        Mistake(
             "prefill blocks decode for ever",
             _scheduler((_RUNNING_LOOP + _WAITING_LOOP, "        before = list(self.running)\n" + _WAITING_LOOP + _RUNNING_LOOP.replace("self.running", "before"))),
             "New prompts are planned before the running requests have got their tokens. As long as prompts keep coming, nobody who "
@@ -1023,6 +1119,19 @@ if token is not None:
             "In the middle of a prompt the model's answer is a guess at a token that the prompt has already. Only the logits of the *last* token "
             "say what comes next: a request draws where the step reaches it.",
             "b has a prompt of 9, and this step computes its first 4. Which token would be drawn, and is it wanted?",
+        ),
+        Mistake(
+            "only a single token draws",
+            _scheduler(("samples = [r.num_computed_tokens + count == r.num_tokens for r, count in rows]", "samples = [count == 1 for r, count in rows]")),
+            "How many tokens a step computes does not say whether a request draws. A prompt that is done in this step draws too, and a single token in the middle of "
+            "a prompt does not: what counts is whether the request's *last* token is among them.",
+            "a's whole prompt of 3 is computed in this step. Does it miss any token afterwards?",
+        ),
+        Mistake(
+            "nothing was drawn, and it is appended",
+            _scheduler(("            if token is not None:\n", "            if True:\n")),
+            "A piece from the middle of a prompt draws nothing, and so there is no token to append. Only where `samples` says so does a request get longer.",
+            "In which steps does b get a token, and in which does your b grow?",
         ),
         Mistake(
             "one token counted as computed",
@@ -1046,6 +1155,24 @@ if token is not None:
             "Which token did the model draw just before the text went wrong?",
         ),
         Mistake(
+            "the end token is left out",
+            _scheduler(("                request.append(token)\n" + _STOPS, "                if token not in request.stop_tokens:\n                    request.append(token)\n" + _STOPS)),
+            "An end token is drawn like any other, and is the last of the request's tokens: append it, and then the request ends.",
+            "a draws its end token as the second. How many tokens has its text?",
+        ),
+        Mistake(
+            "the length goes first",
+            _scheduler((_STOPS, """                if request.num_tokens >= request.max_num_tokens:
+                    self.end(request, "length")
+                elif token in request.stop_tokens:
+"""), ("""                    self.end(request, "length")
+                if request.finished:""", """                    self.end(request, "stop")
+                if request.finished:""")),
+            "The last token that a request may have can be an end token. Then the text is complete, and not cut off: the reason is \"stop\". Look at the end "
+            "tokens first.",
+            "The last token that b may have is an end token. Is its text cut off?",
+        ),
+        Mistake(
             "the length is not looked at",
             _scheduler(("elif request.num_tokens >= request.max_num_tokens:", "elif False:")),
             "A model need not ever draw an end token. A request ends too when it is as long as it may be, max_num_tokens, prompt included.",
@@ -1064,6 +1191,25 @@ if token is not None:
             "After a has ended, who owns its blocks?",
         ),
         Mistake(
+            "room for one that does not come in",
+            _scheduler((_REFUSED, ""), ("            request = self.waiting[0]\n", "            request = self.waiting[0]\n            fits = self.blocks.allocate(request.request_id, request.max_num_tokens)\n            if not fits or budget == 0 or len(self.running) == self.max_seqs:\n                break\n"), ("while self.waiting and budget > 0 and len(self.running) < self.max_seqs:", "while self.waiting:")),
+            "Room is reserved before it is clear that the request comes in. While it waits for a seat, it holds room that it does not use; and if it is aborted in "
+            "the queue, nobody gives that back. Ask for seat and budget first, and for room last.",
+            "b was aborted while it waited. Had anything been allocated for it?",
+        ),
+        Mistake(
+            "its state is not set",
+            _scheduler(('            request.state = "running"\n', ""), ('if request.state == "running":', "if request in self.running:")),
+            "The request has moved to `running`, and its state still says that it waits. The engine and `end` look at the state.",
+            "a has been let in. Which state does it have?",
+        ),
+        Mistake(
+            "its end is not noted",
+            _scheduler(('request.state, request.finish_reason = "finished", reason', "request.finish_reason = reason"), ("                if request.finished:\n", "                if request.finish_reason:\n")),
+            "The request is out of its list, but its state is not \"finished\": whoever asks for it is told that it goes on.",
+            "After a has ended, what does a.finished say?",
+        ),
+        Mistake(
             "seats are not counted",
             _scheduler((" and len(self.running) < self.max_seqs", "")),
             "max_seqs limits how many requests run at once, however many tokens are left of the budget.",
@@ -1075,6 +1221,7 @@ if token is not None:
             "There is no room for the first in the queue, and a smaller one behind it is let in. It takes room that the first one was "
             "waiting for; with enough small ones it waits for ever. If the first cannot come in, nobody does.",
             "big has waited longest. When small takes two blocks, is big nearer to its turn?",
+            variants=(_scheduler((_REFUSED, _REFUSED.replace("                break\n", "                self.waiting.append(self.waiting.pop(0))\n                break\n"))),),
         ),
         Mistake(
             "a no is not heard",
@@ -1096,6 +1243,29 @@ if token is not None:
             "It was aborted while its step was computed: its seat and its room have been given back, and it must not change any more. "
             "Its drawn token is dropped.",
             "Between schedule and update a was aborted. What is its state in update?",
+            variants=(
+                # Nothing is asked at all, and it is named only where its token ends it.
+                _scheduler(
+                    ("            if request.finished:\n                continue\n", ""),
+                    ('self.end(request, "stop")\n', 'self.end(request, "stop")\n                    finished.append(request)\n'),
+                    ('self.end(request, "length")\n', 'self.end(request, "length")\n                    finished.append(request)\n'),
+                    ("                if request.finished:\n                    finished.append(request)\n", ""),
+                ),
+                # It is not named, and does not grow; but it comes back among the finished.
+                _scheduler(("            if request.finished:\n                continue\n", "            if request.finished:\n                finished.append(request)\n                continue\n")),
+            ),
+        ),
+        Mistake(
+            "one that waits cannot be aborted",
+            _scheduler(("self.running + self.waiting", "self.running")),
+            "A client may go while its request is still in the queue. Look in both lists.",
+            "d was aborted while it waited. What has it to do in the last steps?",
+        ),
+        Mistake(
+            "aborted, and still in its list",
+            _scheduler(('                self.end(request, "abort")\n', '                request.state, request.finish_reason = "finished", "abort"\n')),
+            "It is marked, and that is all: it keeps its place in the list, and the next step computes it again. `end` does all that there is to do.",
+            "a was aborted before step 3. Who computes tokens in step 3?",
         ),
         Mistake(
             "an aborted request's id is left over",
