@@ -49,10 +49,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not gpu"
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/emulation.py

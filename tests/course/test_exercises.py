@@ -89,9 +89,16 @@ def test_the_solution_passes_under_twenty_seeds(exercise):
         assert verdict.passed, (seed, verdict.first_failure)
 
 
+def state_of_the_process():
+    """What a run that fails must not leave behind."""
+    return tracemalloc.is_tracing(), signal.getsignal(signal.SIGALRM), emulation.current_mode()
+
+
 @each_mistake
 def test_a_mistake_is_rejected_and_named(exercise, mistake, answer):
+    process = state_of_the_process()
     verdict = verdict_of(exercise, answer)
+    assert state_of_the_process() == process
     assert not verdict.passed, "the check accepts it"
     assert verdict.points < sum(exercise.points.values())
     before = {id: solution(id) for id in exercise.builds_on}
@@ -105,19 +112,6 @@ def test_a_mistake_is_rejected_and_named(exercise, mistake, answer):
 def test_a_mistake_is_rejected_under_other_seeds(exercise, mistake, answer):
     for seed in (1, 2, 3):
         assert not verdict_of(exercise, answer, seed).passed, seed
-
-
-@each_exercise
-def test_whatever_an_answer_does_the_process_is_as_before(exercise):
-    """A run that fails must not leave tracing, signals or modes of the emulation behind."""
-    for mistake in exercise.mistakes[:4]:
-        before = tracemalloc.is_tracing(), signal.getsignal(signal.SIGALRM), emulation.current_mode()
-        verdict_of(exercise, mistake.answer)
-        assert before == (
-            tracemalloc.is_tracing(),
-            signal.getsignal(signal.SIGALRM),
-            emulation.current_mode(),
-        )
 
 
 @pytest.mark.slow  # each is also named as itself, above
