@@ -17,8 +17,8 @@
 #
 # **In vLLM** `EngineCore.step` (`vllm/v1/engine/core.py`) is the same loop: `schedule`, `execute_model`, `update_from_output`. `Scheduler` in
 # `vllm/v1/core/sched/scheduler.py` preempts as you will: the last of `running` is popped, its blocks are freed, `num_computed_tokens` becomes 0, and it goes to the
-# front of `waiting`. What differs: in a step in which somebody was preempted it lets nobody in; and its detokenizer holds back as many characters as the longest stop
-# string has, less one, where yours will look which of them could begin one.
+# front of `waiting`. What differs: its detokenizer holds back as many characters as the longest stop string has, less one, where yours will look which of them could begin
+# one.
 
 # %% tags=["nbval-ignore-output"]
 from tinyvllm_ref.course import check, cp, hint, measure, np
@@ -94,7 +94,7 @@ for name in ("ids", "positions", "slots", "block_tables", "context_lens", "logit
 # %% [markdown]
 # ## 23.1 · The loop
 #
-# Four things are missing in the cell, in the order in which they are needed.
+# Five things are missing in the cell.
 #
 # **`gather`**, a kernel. Your attention for prompts (lesson 20) wants the keys of a request in one piece, `(m, kv_heads, head_dim)`, and they lie in blocks. One block of
 # threads copies one token: token `t` lies in the block `table[t / block_size]`, and a row has `width` = `kv_heads * head_dim` numbers of 16 bits.
@@ -104,9 +104,12 @@ for name in ("ids", "positions", "slots", "block_tables", "context_lens", "logit
 # of `q` and all `contexts[b]` of its keys, old ones and new. A slice such as `out[:d]` is a view, so what is written to it is in `out`.
 #
 # **`step`** is the table above. Two rules: a batch with nothing in it gives `[]`; and the list that `step` gives back has an output of each request that *got a token*. Whoever is
-# in the midst of its prompt computes and gets none.
+# in the midst of its prompt computes and gets none. As in lesson 19, `update(batch, tokens)` of the scheduler wants a token for each request whose `samples` is true, and gives the requests that have ended.
 #
-# **`next_tokens`**: `argmax(logits, out)` if all are greedy; else `sample(logits, params, steps)`, with the number of each request's draw: how many tokens it has drawn so far.
+# **`next_tokens`**: `argmax(logits, out)` if all are greedy; else `sample(logits, params, steps)`; `steps`, int32 on the device, has the number of each request's draw: how many
+# tokens it has drawn so far.
+#
+# **`abort`** ends a request before its time: neither the scheduler nor `self.requests` knows it afterwards.
 #
 # `parts` has all your parts: `parts.pack`, `parts.forward(inputs, weights, attend)`, `parts.kv_write(k, v, slots, keys, values)`,
 # `parts.paged_attention(q, keys, values, block_tables, context_lens, scale, out)`, `parts.attention_tiled(q, k, v, scale, out)`. The check brings a scheduler of its
@@ -262,11 +265,11 @@ measure("23.1")
 #
 # The rules, in full:
 #
-# 1. **Running** requests are gone through from the oldest to the newest. Each gets the tokens that it misses, at most what is left of `max_tokens`. Once nothing is left, no more get a row. It needs
+# 1. **Running** requests are gone through from the oldest to the newest. Each gets the tokens that it misses, at most what is left of `max_tokens`. Once nothing is left, no more get a row. Each needs
 #    blocks for `num_computed_tokens + count` tokens. As long as `allocate` says no, the newest running request is preempted, at the last this one itself.
 # 2. **Waiting** requests come in from the front of the queue, while there are seats (`max_seqs`), tokens of the budget, and blocks for *all tokens the request has*. The first that does not fit stops it: nobody
-#    overtakes. (A step in which somebody was preempted is no exception.)
-# 3. **Preempted**: blocks given back, `num_computed_tokens` 0, tokens kept, front of the queue.
+#    overtakes.
+# 3. **Preempted**: blocks given back, `num_computed_tokens` 0, tokens kept, front of the queue; its id in `batch.preempted`.
 # 4. **Refused**, by a `ValueError`: whose prompt and completion together are more than all blocks hold. A prompt must leave room for one token at least.
 # 5. **Aborted**: gone from where it was, its blocks given back if it has any. An id that is not there is no error.
 #
@@ -291,7 +294,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ScheduledBatch:
-    """What one step computes: an entry a request in each list, decodes first. True where there is any."""
+    """What one step computes: an entry a request in each list, decodes first. False if it has none."""
 
     requests: list = field(default_factory=list)
     starts: list = field(default_factory=list)  # how many of the request's tokens are in the cache
@@ -362,7 +365,7 @@ class Scheduler:
         return batch
 
     def preempt(self, request):
-        """Take a running request's blocks; the caller has taken it out of self.running."""
+        """Take a running request's blocks; the caller takes it out of self.running, and notes its id in batch.preempted."""
         request.state = "waiting"
         request.num_preemptions += 1
         # BEGIN SOLUTION (3 lines): rule 3
@@ -412,7 +415,7 @@ show("23.2")
 
 # %% [markdown]
 # Look for a dark mark. What follows it is a gap, in which the request waits, and then one orange step, in which it computes all that it had at once; from there on it writes as before. Below, the
-# cache is full as long as anybody waits: memory is what limits an engine, and here none of it lies idle. The right-hand end is where nobody waits any more.
+# cache is all but full as long as anybody waits: memory is what limits an engine, and here hardly any of it lies idle. The right-hand end is where nobody waits any more.
 #
 # This is a good place to stop for today.
 #

@@ -355,18 +355,24 @@ def draw_throughput() -> None:
             _drive(llm, [[1, 2, 3]], 2)
             lines[name] = [_drive(llm, [[7] * 8] * batch, 12).tokens_per_second for batch in _BATCHES]
     where = device.describe() if device.is_gpu else "times of this computer's processor, no GPU code ran"
-    display_figure(
-        error_lines(
-            _BATCHES,
-            lines,
-            "requests at once",
-            "new tokens a second",
-            title="Throughput against batch",
-            subtitle=f"tiny-stories, prompts of 8 tokens, 12 new ones each; {where}",
-            log_x=True,
-            log_y=True,
-        )
+    figure = error_lines(
+        _BATCHES,
+        lines,
+        "requests at once",
+        "new tokens a second",
+        title="Throughput against batch",
+        subtitle=f"tiny-stories, prompts of 8 tokens, 12 new ones each; {where}",
+        log_x=True,
+        log_y=True,
     )
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()  # more ticks widen it
+    axes.set_xticks(_BATCHES, [str(batch) for batch in _BATCHES])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([d * 10**n for n in range(6) for d in (1, 2, 5)])
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    display_figure(figure)
 
 
 # ---------------- a story

@@ -38,15 +38,15 @@ _VOCAB = 29
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz .|"  # of 23.3's small model; the last one ends a text
 
 
-def _model(rng: np.random.Generator) -> dict[str, Any]:
-    """Sizes and weights: two layers, four query heads that share two KV heads."""
+def _model(rng: np.random.Generator, heads: int = 4, kv_heads: int = 2) -> dict[str, Any]:
+    """Sizes and weights: two layers, four query heads that share two KV heads if nothing else is said."""
     sizes: dict[str, Any] = {
         "vocab_size": _VOCAB,
         "hidden_size": 16,
         "intermediate_size": 12,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": 8,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -132,11 +132,11 @@ def _drawn(
 
 
 def _loop_cases(rng: np.random.Generator) -> list[Case]:
-    model = _model(rng)
+    usual = _model(rng)
 
     def case(
         label: str, requests: list[tuple[int, int]], group: str, *, seats: int = 8, budget: int = 64, blocks: int = 40,
-        temperatures: tuple[float, ...] = (), abort: str = "", later: int = 0,
+        temperatures: tuple[float, ...] = (), abort: str = "", later: int = 0, model: Mapping[str, Any] = usual,
     ) -> Case:  # fmt: skip
         """`requests`: (tokens of the prompt, new tokens); the last `later` of them come after the first step."""
         drawn = []
@@ -157,10 +157,12 @@ def _loop_cases(rng: np.random.Generator) -> list[Case]:
         case("a prompt comes while others write", [(5, 5), (2, 4), (6, 2)], "mixed", later=1),
         case("a prompt of 9 in pieces of at most 4, beside another", [(2, 5), (9, 2)], "mixed", budget=4),
         case("3 requests in 5 blocks of 4", [(6, 7), (5, 8), (3, 4)], "mixed", blocks=5),
-        case("drawn by chance, two of three", [(4, 4), (3, 4), (5, 4)], "chance", temperatures=(0.9, 0.0, 1.2)),
+        case("drawn by chance, two of three", [(4, 4), (3, 4), (5, 4)], "chance", temperatures=(1.3, 0.0, 1.6)),
         case("by chance and computed again, in 4 blocks of 4", [(5, 6), (4, 6)], "chance", blocks=4, temperatures=(1.0, 0.8)),
         case("one is aborted while it writes", [(4, 6), (5, 6)], "abort", abort="a@2"),
         case("one is aborted while it waits", [(6, 4), (7, 3)], "abort", abort="b@1", seats=1),
+        # More numbers in a row than a block has threads.
+        case("64 heads: rows of 512 numbers", [(6, 2), (3, 1)], "mixed", model=_model(rng, 64, 64)),
     ]  # fmt: skip
 
 
@@ -496,6 +498,9 @@ return [self.output_of(request) for request in ____]""",
             "A piece of a prompt reads all tokens of its request that came before it as well: contexts[b] of them, and not only the "
             "last - first that this step computes.",
             "The second piece of a prompt of 9: how many keys does it read?",
+            variants=(
+                _loop(("= self.gathered(keys, b), self.gathered(values, b)", "= self.gathered(keys, b)[first - last :], self.gathered(values, b)[first - last :]")),
+            ),
         ),
         Mistake(
             "everybody decodes",
@@ -505,6 +510,26 @@ return [self.output_of(request) for request in ____]""",
             "paged_attention takes one row a request. A prompt has a row for each of its tokens; those requests, from num_decodes on, go "
             "to attention_tiled.",
             "A prompt of 3 tokens: how many rows of q are its own, and how many does paged_attention read of it?",
+        ),
+        Mistake(
+            "the slot without the remainder",
+            _loop((_SLOT, "(long long)table[t / block_size] * block_size + t")),
+            "table[t / block_size] says which block, and the block begins at that times block_size. From there on it is t % block_size slots: t itself "
+            "counts the blocks before it once more.",
+            "Token 4 with blocks of 4 is the first of its block. How far behind the block's beginning does your kernel read?",
+        ),
+        Mistake(
+            "a number a thread, and no more",
+            _loop(("    for (int c = threadIdx.x; c < width; c += blockDim.x) out", "    int c = threadIdx.x;\n    if (c < width) out")),
+            "A block has 128 threads, and a row may have more numbers: a real model's has 1,024. What comes behind the first 128 is copied by nobody. Let each "
+            "thread go on in steps of blockDim.x.",
+            "A row has 512 numbers. Which thread copies the last one?",
+        ),
+        Mistake(
+            "rows counted from the first prompt",
+            _loop(("            first, last = inputs.spans[b]\n", "            first, last = inputs.spans[b - d]\n")),
+            "spans has an entry for each request of the batch, those that decode included: request b's is spans[b].",
+            "One request decodes, and a prompt is the second. Whose rows are spans[0]?",
         ),
         Mistake(
             "row b for request b",
@@ -557,6 +582,15 @@ return [self.output_of(request) for request in ____]""",
             "A prompt in three pieces: in which of the three steps is there a token to tell of?",
         ),
         Mistake(
+            "told of those that have ended only",
+            _loop(
+                (_UPDATE_LINES, "        ended = self.scheduler.update(batch, ids)\n        for request in ended:\n            del self.requests[request.request_id]\n"),
+                ("for request in sampling]\n\n", "for request in ended]\n\n"),
+            ),
+            "Texts are read as they are written: each request that got a token is told of in that step, and not only in its last one.",
+            "A request with 3 new tokens: in how many steps is there something to tell?",
+        ),
+        Mistake(
             "tokens for the whole batch",
             _loop(("sampling = [request for request, samples in zip(batch.requests, batch.samples) if samples]", "sampling = list(batch.requests)")),
             "Only requests with `samples` have a row of logits, and update wants a token for each of these. Who is in the middle of a prompt gets "
@@ -569,6 +603,12 @@ return [self.output_of(request) for request in ____]""",
             "Draws are numbered from 0 in every completion: the number of tokens it has so far (lesson 17). Counted from the start of "
             "the prompt, the same seed draws something else.",
             "A completion without any tokens draws its first. What is the number of that draw?",
+        ),
+        Mistake(
+            "draws counted from 1",
+            _loop(("steps = [request.num_output_tokens for", "steps = [request.num_output_tokens + 1 for")),
+            "A request's first draw has the number 0 (lesson 17): as many as it has drawn so far.",
+            "A completion without any tokens draws its first. How many has it drawn so far?",
         ),
         Mistake(
             "the draw numbered by what is computed",
@@ -645,6 +685,7 @@ def _preempt_cases(rng: np.random.Generator) -> list[Case]:
         case("3 blocks of 2, a prompt of 6 tokens with no limit", 3, 2, "a@1 6+*, b@1 2+*", "refused"),
         case("5 blocks of 4, waiting and running ones are aborted", 5, 4, "a@1 5+9, b@1 4+9, c@1 9+2, d@2 3+3", "abort", aborts="c@2, a@4, nobody@5"),
         case("6 blocks of 2, aborted after it was preempted", 6, 2, "a@1 4+8, b@1 4+6, c@1 2+2", "abort", aborts="b@6"),
+        case("8 blocks of 2, steps of 3 tokens, a prompt of 5 before one of 2", 8, 2, "a@1 5+2, b@1 2+1", "awkward", budget=3),
         case("9 blocks of 3, steps of 5 tokens", 9, 3, many(6, (1, 12), (1, 9), 6), "awkward", budget=5),
         case("2 seats, 7 blocks of 4", 7, 4, many(6, (1, 10), (2, 14), 8), "awkward", seats=2),
         case("blocks of 1", 12, 1, many(5, (1, 5), (2, 7), 4), "awkward", budget=6),
@@ -706,7 +747,7 @@ def _run_preempt(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
         )
         if int(batch.num_decodes) != decodes:
             trouble = trouble or f"; num_decodes is {batch.num_decodes}"
-        gone = f"; preempted {', '.join(batch.preempted)}" if batch.preempted else ""
+        gone = f"; preempted {', '.join(map(str, batch.preempted))}" if batch.preempted else ""
         ids = [
             (7 * sum(r.token_ids) + len(r.token_ids)) % 1000
             for r, s in zip(batch.requests, batch.samples, strict=True)
@@ -847,6 +888,7 @@ def _preempt(*changes: tuple[str, str]) -> str:
 
 
 _VICTIM = "                victim = self.running.pop()\n"
+_NOTED = "                batch.preempted.append(victim.request_id)\n"
 
 _PREEMPT = Exercise(
     id="23.2",
@@ -917,6 +959,38 @@ while self.waiting and len(self.running) < self.max_seqs and ____:
             "The one that asks is preempted, be it the oldest of all. Then old requests make room for new ones, and nobody is sure ever to end. Take from "
             "the newest; the oldest always gets on, and each becomes the oldest.",
             "Of those that run, who has most to lose?",
+            variants=(
+                _preempt(
+                    (_VICTIM, "                victim = self.running.pop(index)\n"),
+                    ("                budget -= count\n                index += 1\n", "                budget -= count\n            index += 1\n"),
+                ),
+            ),
+        ),
+        Mistake(
+            "nobody is told who was preempted",
+            _preempt((_NOTED, "")),
+            "What happened is right; but batch.preempted is empty, and whoever looks at the batch does not see that somebody was sent away. Its id belongs there.",
+            "In the step that differs, what does batch.preempted say?",
+            variants=(_preempt((_NOTED, "                batch.preempted.append(victim)\n")),),
+        ),
+        Mistake(
+            "blocks for the longest text",
+            _preempt(("if not self.blocks.allocate(request.request_id, request.num_tokens):", "if not self.blocks.allocate(request.request_id, request.max_num_tokens):")),
+            "So did lesson 19: who comes in has blocks for all that it may ever write. Then nobody is preempted, fewer get in, and most of what they hold is empty. "
+            "Take blocks for the tokens that it has; more come one by one.",
+            "a has 2 tokens and may have 6 in the end. How many blocks of 2 does it need in its first step?",
+        ),
+        Mistake(
+            "still said to wait",
+            _preempt(("            request.state = \"running\"\n", "")),
+            "It is in self.running, and its state still says \"waiting\": update takes it for one that was aborted, and drops its tokens.",
+            "Who is told by request.state that a request runs now?",
+        ),
+        Mistake(
+            "let in without a token",
+            _preempt(("len(self.running) < self.max_seqs and budget > 0:", "len(self.running) < self.max_seqs:")),
+            "The step's tokens are used up, and somebody comes in all the same: a row of 0 tokens, and blocks that others could have had.",
+            "How many tokens does the last row of the step compute?",
         ),
         Mistake(
             "to the back of the queue",
@@ -937,6 +1011,9 @@ while self.waiting and len(self.running) < self.max_seqs and ____:
             "Tokens that were generated have been shown to somebody. They stay, and are computed like a prompt: one step, instead of one step a token, "
             "and no word comes twice.",
             "b has written one token when it is preempted. How many tokens does it compute when it comes back?",
+            variants=(
+                _preempt(("        request.num_computed_tokens = 0\n", "        request.num_computed_tokens = 0\n        del request.token_ids[request.num_prompt_tokens :]\n")),
+            ),
         ),
         Mistake(
             "the victim keeps its blocks",
@@ -975,6 +1052,21 @@ while self.waiting and len(self.running) < self.max_seqs and ____:
             _preempt(("                if request.state == \"running\":\n                    self.blocks.free(id)\n", "                self.blocks.free(id)\n")),
             "A request that waits has no blocks: it has not got any yet, or it was preempted. free() of such a one raises, as it should.",
             "Which blocks has a request that waits?",
+        ),
+        Mistake(
+            "gone, and not finished",
+            _preempt(("                request.state, request.finish_reason = \"finished\", \"abort\"\n", "")),
+            "It is in neither list any more, and its state does not say so: whoever holds the request waits for its end. And an update of a step that is "
+            "being computed would still take it for a running one.",
+            "What does request.state say after the abort?",
+        ),
+        Mistake(
+            "an id that is not there",
+            _preempt(("        for queue in (self.waiting, self.running):\n", "        if id not in [one.request_id for one in (*self.waiting, *self.running)]:\n            raise KeyError(id)\n        for queue in (self.waiting, self.running):\n")),
+            "A client goes away while the last token of its text is computed: by the time its abort comes, the request has ended. Nothing is wrong with that, and "
+            "nothing is to be done.",
+            "A request has just ended, and now its abort comes. Whose mistake is it?",
+            variants=(_preempt(("        for queue in (self.waiting, self.running):\n", "        if id not in [one.request_id for one in (*self.waiting, *self.running)]:\n            raise ValueError(id)\n        for queue in (self.waiting, self.running):\n")),),
         ),
         Mistake(
             "abort of a waiting request lost",
@@ -1051,6 +1143,8 @@ def _text_cases(rng: np.random.Generator) -> list[Case]:
         case("stop string END over three tokens", [["one E", "N", "D two", " three"]], "stop", stop=["END"]),
         case("what might be END and is not", [["one E", "N", "ds here", " E"]], "stop", stop=["END"]),
         case("two stop strings, the later one listed first", [["a b", "c d", " e"]], "stop", stop=["d", "c"]),
+        case("the stop string twice in one token", [["a END b END c", " d"]], "stop", stop=["END"]),
+        case("oo is held, and not the last o alone", [["t", "oo", "ps", " and", " oo"]], "stop", stop=["oops"]),
         case("ends in the middle of what might be a stop string", [["on", "e E", "N"], ["E", "N", "D", "x"]], "stop", stop=["END"]),
         case("a character in two tokens", [["caf", "\u00c3", "\u00a9", " ok"], ["\u00f0\u009f", "\u0090", "\u0088"]], "awkward"),
         case("a character that never gets its last byte", [["caf", "\u00c3"]], "awkward"),
@@ -1167,8 +1261,11 @@ def _run_text(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
                 self.added.append(request)
 
             def abort(self, id: Any) -> None:
-                self.aborted.append(str(id))
-                self.gone.add(int(id))
+                """As an engine does: an id that is nobody's is no error, and ends nothing."""
+                ids = [request.request_id for request in self.added]
+                self.aborted.append(str(id) if id in ids else f"{id!r}, which is nobody's id")
+                if id in ids:
+                    self.gone.add(ids.index(id))
 
             def step(self) -> list[Any]:
                 self.note()
@@ -1412,6 +1509,19 @@ if stops[number].found is not None:
             "The last token of each output is taken for a new one. But an engine may tell of a request in a step in which it got none, because it was preempted and "
             "is computed again: then the same word is written twice. Another step may bring two. Remember how many tokens you have read.",
             "The output has two tokens, as in the step before. Which of them is new?",
+            variants=(
+                _text((_NEW, "            new = list(completion.token_ids)\n"), ("            for id in new:\n", "            for id in new[-1:]:\n")),
+            ),
+        ),
+        Mistake(
+            "one token a step",
+            _text((_NEW, "            new = completion.token_ids[read[number] : read[number] + 1]\n            read[number] = len(completion.token_ids)\n")),
+            "Most steps bring one token, and some engines bring two at once. All that stand behind those you have read are new.",
+            "You have read 1 token, and the output has 3. Which of them are new?",
+            variants=(
+                _text((_NEW, "            new = completion.token_ids[read[number] : read[number] + 1]\n            read[number] += 1\n")),
+                _text((_NEW, "            new = completion.token_ids[read[number] : read[number] + 1]\n            read[number] += len(new)\n")),
+            ),
         ),
         Mistake(
             "the whole text again in each step",
@@ -1450,6 +1560,19 @@ if stops[number].found is not None:
             "The text ends with \"cat\", and the stop string is END. What could become of it?",
         ),
         Mistake(
+            "everything held back",
+            _text((_HOLD, "held = len(text) if self.stops else 0")),
+            "Nothing wrong is ever shown; but the reader sees nothing until it is all over. Only the end of the text can be the beginning of a stop string: what stands "
+            "in front of it is certain.",
+            "The text is \"one\", and the stop string is END. What of it may be shown?",
+        ),
+        Mistake(
+            "the shortest end held back",
+            _text((_HOLD, "held = min((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)")),
+            "Several ends of the text may be beginnings of a stop string. The longest must be held; otherwise its first letter is on the screen when the rest comes.",
+            "The text ends with oo, and the stop string is oops. How much of it might belong to one?",
+        ),
+        Mistake(
             "held for ever",
             _text((_ENDING, "                give(number, stops[number].push(streams[number].end()))\n")),
             "When the request ends no more text comes, so what is held back can be no stop string any more: it belongs to the text. Otherwise its last letters "
@@ -1485,6 +1608,18 @@ if stops[number].found is not None:
             _text(("            end, self.found = min(hits)\n", "            end, self.found = hits[0]\n")),
             "Two stop strings are in the piece, and the text ends at whichever comes first *in the text*. You took the one that comes first in the list.",
             "\"c\" comes before \"d\" in the text. Where does it end?",
+        ),
+        Mistake(
+            "the last stop string of the piece",
+            _text(("(text.index(stop), stop)", "(text.rindex(stop), stop)")),
+            "The text ends at the first stop string in it. Looked for from the end, the second one is found, and the first stands in the text.",
+            "\"a END b END c\": what is the text?",
+        ),
+        Mistake(
+            "aborted by another name",
+            _text(("engine.abort(output.request_id)", "engine.abort(number)")),
+            "The engine knows the request by the id that it was given, a text; a number is nobody's id, and an abort of it ends nothing. output.request_id is the id.",
+            "Under which id was the request added, and which one does abort get from you?",
         ),
         Mistake(
             "each token by itself as UTF-8",
