@@ -34,9 +34,7 @@ def failed_cells(notebook: Path, folder: Path) -> tuple[int, set[int], str]:
     with scratch_environment() as environment:
         for name in [name for name in environment if name.startswith("PYTEST_")]:
             del environment[name]
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
-            "1"  # they load longer than a notebook runs
-        )
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they load longer than a notebook runs
         done = subprocess.run(
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900
         )
