@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 
 from tinyvllm_ref.course.exercises import exercise_of, lesson_of
@@ -12,6 +13,7 @@ from tinyvllm_ref.course.grading.grading import Options, grade, pristine_lesson
 from tinyvllm_ref.course.grading.limits import Limits
 from tinyvllm_ref.course.lessons import solution_cell
 
+CONTAINMENT_VARIABLE = "TINYVLLM_TEST_CONTAINMENT"
 NAME = "06_tree_reduction.ipynb"
 LIMITS = Limits(patience=20.0, memory_bytes=2 << 30, processes=48, cpu_seconds=30, file_bytes=64 << 20)
 IDS = [exercise.id for exercise in lesson_of("06").exercises]
@@ -19,7 +21,10 @@ IDS = [exercise.id for exercise in lesson_of("06").exercises]
 
 @functools.cache
 def level() -> str:
-    """The containment that works here; "limits" where bubblewrap does not."""
+    """The containment that answers run in here: what the environment asks for, else bubblewrap, else limits alone."""
+    wanted = os.environ.get(CONTAINMENT_VARIABLE)
+    if wanted is not None:
+        return containment.find(wanted, LIMITS).level
     try:
         return containment.find("bubblewrap", LIMITS).level
     except containment.NotAvailable:

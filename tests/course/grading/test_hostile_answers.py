@@ -228,7 +228,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_is_not_for_it_is_not_there(name, contained):
+def test_what_is_not_for_it_is_not_there(name, bubblewrapped):
     from tinyvllm_ref.checkpoint.names import REPOSITORY
 
     line = READS[name].format(root=REPOSITORY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+from pathlib import PurePosixPath
 from xml.etree import ElementTree
 
 import pytest
@@ -207,7 +208,7 @@ CLASS = Roster(
     ],
 )
 def test_whose_file_it_is(path, whose):
-    assert owner(path, CLASS) == whose
+    assert owner(PurePosixPath(path).parts, CLASS)[:2] == whose
 
 
 def test_alike():
@@ -219,6 +220,6 @@ def test_alike():
         "cyd": "def f(x, y):\n    return x",
         "eve": "def f(x, y):\n" + "\n".join(f"    t{k} = {k} * y ** {k} if x else None" for k in range(12)),
     }
-    (pair,) = alike("06.1", own, [stub])
-    assert (pair.first, pair.second, pair.share) == ("ada", "bob", 1.0)
+    (one,) = alike("06.1", own, [stub])
+    assert (one.first, one.second, one.share) == (("ada", "bob"), (), 1.0)
     assert alike("06.1", own, [own["ada"]]) == []  # it is the solution

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import cells
@@ -15,6 +15,8 @@ from .limits import Limits
 from .process import Process, Stopped
 
 CELL_SECONDS = 120
+# Cells that draw, measure and tell a story. Nothing is checked in them, and the story takes as long as all the rest.
+_SHOWING = ("show", "measure", "show_engine", "progress")
 _MODULE = "tinyvllm_ref.course.grading.notebook_process"
 
 
@@ -29,20 +31,24 @@ class Beside:
         Exercise -> whether its check's cell passed.
     says : str
         Why it did not run.
+    errors : mapping of str to str
+        Exercise -> how its check's cell failed.
     """
 
     ran: bool
     passed: Mapping[str, bool]
     says: str = ""
+    errors: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"ran": self.ran, "passed": dict(self.passed), "says": self.says}
+        return asdict(self)
 
 
 def with_answers(lesson: str, answers: Mapping[str, str]) -> str:
-    """A lesson's notebook (its JSON) with answers in the place of the stubs."""
+    """A lesson's notebook (its JSON) with answers in the place of the stubs, and without what only shows something."""
     notebook = json.loads(lesson)
+    notebook["cells"] = [cell for cell in notebook["cells"] if _role(cell) not in _SHOWING]
     for cell in notebook["cells"]:
         id = _answer_id(cell)
         if id is not None and id in answers:
@@ -71,8 +77,14 @@ def run_beside(lesson: str, answers: Mapping[str, str], level: str, limits: Limi
     passed = reply.get("passed")
     if not isinstance(passed, list) or not all(isinstance(number, int) for number in passed):
         return Beside(False, {}, f"pytest gave no report: {reply.get('said', '')!s:.600}")
+    failed = reply.get("failed")
+    said = {number: str(line) for number, line in failed} if isinstance(failed, list) else {}
     checks = _check_cells(text)
-    return Beside(True, {id: number in passed for id, number in checks.items()})
+    return Beside(
+        True,
+        {id: number in passed for id, number in checks.items()},
+        errors={id: said[number] for id, number in checks.items() if said.get(number)},
+    )
 
 
 def _place(level: str, limits: Limits) -> AbstractContextManager[Place]:
@@ -88,6 +100,10 @@ def _check_cells(text: str) -> dict[str, int]:
         if own.get("role") in ("check", "predict") and own.get("exercise"):
             found[own["exercise"]] = number
     return found
+
+
+def _role(cell: Any) -> str:
+    return str(cell["metadata"].get("tinyvllm", {}).get("role", ""))
 
 
 def _answer_id(cell: Any) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import work
+from . import runtime, work
 
 Job = Mapping[str, Any]
 Done = tuple[int, dict[str, Any] | None, str]
@@ -35,7 +35,7 @@ def run_with_dask(
     Raises
     ------
     ValueError
-        Dask is not installed, or the address is neither TLS nor this machine.
+        Dask is not installed.
     """
     try:
         import dask
@@ -45,12 +45,15 @@ def run_with_dask(
             'several jobs need Dask: pip install "tinyvllm-ref[grade]", or leave --jobs and --scheduler out'
         ) from None
     distributed: Any = _distributed  # its classes have no types
-    if scheduler is not None:
-        require_safe(scheduler)
-    # 1: tried again once. (Dask counts deaths of the workers that had the task.)
-    settings = {"distributed.scheduler.allowed-failures": 1, "distributed.worker.daemon": False}
+    settings = {
+        "distributed.scheduler.allowed-failures": 1,  # deaths of workers that had a task: tried again once
+        # A worker has the task that it runs and no other, which would be blamed for its death as well.
+        "distributed.scheduler.worker-saturation": 1.0,
+        "distributed.worker.daemon": False,
+    }
     with dask.config.set(settings), ExitStack() as stack:
         if scheduler is None:
+            stack.enter_context(runtime.shared_with_children(any(job.get("lesson") for job in jobs)))
             cluster = stack.enter_context(
                 distributed.LocalCluster(
                     n_workers=workers,
@@ -100,6 +103,20 @@ def require_safe(address: str) -> None:
         )
 
 
+def require_usable(workers: int, scheduler: str | None) -> None:
+    """Refuse what can not be worked with, before anything is done.
+
+    Raises
+    ------
+    ValueError
+        No worker, or an address that is neither TLS nor this machine.
+    """
+    if workers < 1:
+        raise ValueError(f"--jobs is {workers}; it must be at least 1")
+    if scheduler is not None:
+        require_safe(scheduler)
+
+
 def _security(tls: Mapping[str, str] | None) -> Any:
     import distributed.security
 
@@ -115,8 +132,7 @@ def run(
     jobs: Sequence[Job], workers: int, scheduler: str | None, tls: Mapping[str, str] | None = None
 ) -> Iterator[Done]:
     """Do all jobs, in any order."""
-    if workers < 1:
-        raise ValueError(f"--jobs is {workers}; it must be at least 1")
+    require_usable(workers, scheduler)
     if not jobs:
         return iter(())
     if scheduler is None and workers == 1:
@@ -129,4 +145,4 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-__all__ = ["cpu_count", "require_safe", "run", "run_here", "run_with_dask"]
+__all__ = ["cpu_count", "require_safe", "require_usable", "run", "run_here", "run_with_dask"]

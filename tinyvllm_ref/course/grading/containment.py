@@ -325,12 +325,22 @@ def probe(
                     reply = process.ask(message, limits.patience + 30)
                 except Stopped as error:
                     said = process.said.decode(errors="replace").strip().rpartition("\n")[2]
-                    raise NotAvailable(f"a process does not start ({said or error})") from None
+                    hidden = _closed_to_others() if level == USER else ""
+                    raise NotAvailable(f"a process does not start ({hidden or said or error})") from None
         except OSError as error:
             raise NotAvailable(f"a process does not start ({error})") from None
     if "uid" not in reply:
         raise NotAvailable(f"a process does not start ({reply.get('fault')})")
     return dict(reply)
+
+
+def _closed_to_others() -> str:
+    """Why another user can not run this Python; empty where it can."""
+    for needed in dict.fromkeys([sys.base_prefix, sys.prefix, *_packages()]):
+        for folder in (Path(needed), *Path(needed).parents):
+            if not folder.stat().st_mode & 0o001:
+                return f"another user can not read {needed}, for {folder} is its owner's alone"
+    return ""
 
 
 def user_of(uid: int) -> None:

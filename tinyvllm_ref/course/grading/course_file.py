@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,20 @@ class Course:
     def due_for(self, learner: str, lesson: str) -> datetime.datetime | None:
         """When a learner's lesson is due; None where it is not said."""
         return self.extensions.get((learner, lesson), self.due.get(lesson))
+
+    def strangers(self, known: Collection[str]) -> list[str]:
+        """What is set for learners that are not there: a line for each file that names such, for a misspelt name
+        would cost somebody an extension or points."""
+        named = {
+            "course.toml, [extensions]": {learner for learner, _ in self.extensions},
+            "times.csv": {learner for learner, _ in self.times},
+            "overrides.csv": {learner for learner, _ in self.overrides},
+        }
+        return [
+            f"{where}: {', '.join(sorted(learners - set(known)))}: nobody of that name is in the roster or handed in"
+            for where, learners in named.items()
+            if learners - set(known)
+        ]
 
     def is_over(self, lesson: str, now: datetime.datetime) -> bool:
         """Whether a lesson is past its due time, for everybody."""
@@ -170,12 +184,13 @@ def _lessons(
     weights, due = dict[str, float](), dict[str, datetime.datetime]()
     for number, entry in table.items():
         where = f"{path}: [lessons.{number}]"
-        if number not in lessons():
-            raise ValueError(f"{where}: there is no such lesson; the lessons are {', '.join(lessons())}")
+        _require_lesson(number, where)
         if not isinstance(entry, dict):
             raise ValueError(f"{where} must be a table, such as {{ weight = 1.0 }}")
         _only(entry, ("weight", "due"), where)
         weights[number] = _number(entry.get("weight", 1.0), f"{where} weight")
+        if math.isinf(weights[number]):
+            raise ValueError(f"{where} weight is {entry['weight']!r}; it must be finite")
         if "due" in entry:
             due[number] = _time(entry["due"], f"{where} due")
     return weights, due
@@ -189,6 +204,7 @@ def _extensions(table: dict[str, Any], path: Path | None) -> dict[tuple[str, str
                 f"{path}: [extensions] {learner} must be a table: {{ 06 = 2026-03-08T12:00:00Z }}"
             )
         for number, time in entry.items():
+            _require_lesson(number, f"{path}: [extensions] {learner} {number}")
             found[learner, number] = _time(time, f"{path}: [extensions] {learner} {number}")
     return found
 
@@ -203,6 +219,8 @@ def _overrides(path: Path | None) -> dict[tuple[str, str], tuple[float, str]]:
             possible = sum(points_of(exercise_of(row["exercise"])).values())
         except LookupError as error:
             raise ValueError(f"{where}: {error}") from None
+        if (row["learner"], row["exercise"]) in found:
+            raise ValueError(f"{where} stands in two rows; which of them counts?")
         points = _number(row["points"], f"{where} points")
         if points > possible:
             raise ValueError(f"{where}: {points:g} points; {row['exercise']} has {possible}")
@@ -211,12 +229,19 @@ def _overrides(path: Path | None) -> dict[tuple[str, str], tuple[float, str]]:
 
 
 def _times(path: Path | None) -> dict[tuple[str, str], datetime.datetime]:
-    if path is None:
-        return {}
-    return {
-        (row["learner"], row["lesson"]): _time(row["time"], f"{path}: {row['learner']} {row['lesson']}")
-        for row in read_table(path, ("learner", "lesson", "time"))
-    }
+    found: dict[tuple[str, str], datetime.datetime] = {}
+    for row in read_table(path, ("learner", "lesson", "time")) if path is not None else ():
+        key = (row["learner"], row["lesson"])
+        where = f"{path}: {row['learner']} {row['lesson']}"
+        _require_lesson(row["lesson"], where)
+        time = _time(row["time"], where)
+        found[key] = max(time, found.get(key, time))  # handed in again: the last one is what is graded
+    return found
+
+
+def _require_lesson(number: str, where: str) -> None:
+    if number not in lessons():
+        raise ValueError(f"{where}: there is no such lesson; the lessons are {', '.join(lessons())}")
 
 
 def _time(value: Any, where: str) -> datetime.datetime:

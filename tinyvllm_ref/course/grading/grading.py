@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import time
@@ -22,10 +23,12 @@ from .course_file import Course, read_course
 from .judge import points_of
 from .limits import Limits
 from .notebooks import Answers, Cell, Unreadable, lessons_in, read_cells, take_answers
-from .report import Handed, Report, build, read_results, write
+from .report import Handed, Old, Report, build, changes, read_old, write
 from .results import Result
-from .similarity import Pair, alike
+from .similarity import Alike, alike
 from .submissions import Collected, File, collect
+
+_TELL_EVERY = 15.0  # seconds between two lines of how far it is
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,31 @@ def grade(options: Options, say: Callable[[str], None] = print) -> Report:
         The submissions or the course's settings can not be used, or answers can not be contained as asked.
     """
     begin = time.perf_counter()
-    options.report.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cluster.require_usable(options.jobs, options.scheduler)
+    if options.report.exists() and not options.report.is_dir():
+        raise ValueError(f"--report {options.report}: it is a file; name a folder")
+    try:
+        options.report.mkdir(parents=True, exist_ok=True, mode=0o700)
+        report = _grade(options, say)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"{options.report}: {error.strerror}. What is judged is kept there, and the report may be in parts the old "
+            "one; make room, and run the same command again"
+        ) from None
+    except KeyboardInterrupt:
+        say(
+            f"Stopped. What is judged is kept in {options.report}/cache; the same command goes on from there."
+        )
+        raise
+    say(f"{options.report}/index.html ({time.perf_counter() - begin:.1f} s)")
+    return report
+
+
+def _grade(options: Options, say: Callable[[str], None]) -> Report:
     course = read_course(options.course, options.report)
-    old = read_results(options.report)
+    old = read_old(options.report)
     if options.exercise is not None:
         exercise_of(options.exercise)
         if old is None:
@@ -96,24 +121,38 @@ def grade(options: Options, say: Callable[[str], None] = print) -> Report:
                 f"--exercise {options.exercise}: {options.report} has no report yet; grade all first"
             )
     collected = collect(options.submissions, course.roster)
+    numbers = _lessons(course, collected)
+    handed = _sort(collected, course, numbers)
+    problems = [*collected.problems, *_doubts(course, handed)]
     secret_files = [path for path in (options.course, options.report / "secret.txt") if path is not None]
     where = containment.find(
         options.containment, options.limits, secret_files=secret_files, writable=[options.report]
     )
     say("\n".join([f"Answers run {where.says}.", *(f"  ({why})" for why in where.why)]))
-    numbers = _lessons(course, collected)
-    handed = _sort(collected, course, numbers)
-    say(
-        f"{len(handed)} learners, lessons {', '.join(numbers)}, {sum(len(h.files) for h in handed)} notebooks."
-    )
+    notebooks = _count(sum(len(one.files) for one in handed), "notebook")
+    which = f"lesson{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+    say("\n  ".join([f"{_count(len(handed), 'learner')}, {which}, {notebooks}.", *problems]))
     grader = _Grader(options, course, where.level, say)
     grader.run(handed, old)
-    similar = [pair for number in numbers for pair in _similar(handed, number)]
-    report = build(course, numbers, handed, where, collected.problems, similar)
+    similar = [one for number in numbers for one in _similar(handed, number)]
+    report = build(course, numbers, handed, where, problems, similar)
     write(report, options.report)
-    _say_changes(old, report, say)
-    say(f"{options.report}/index.html ({time.perf_counter() - begin:.1f} s)")
+    if old is not None:
+        changed = changes(old, report)
+        say("\n  ".join(["Points that changed:", *changed]) if changed else "No points changed.")
     return report
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _doubts(course: Course, handed: Sequence[Handed]) -> list[str]:
+    """What is set and has no effect, which is most often a name that is misspelt."""
+    found = course.strangers([one.learner.id for one in handed])
+    if course.roster.unused:
+        found.append(f"roster.csv: not used: {', '.join(course.roster.unused)}")
+    return found
 
 
 # ---------------- who handed in what
@@ -215,7 +254,7 @@ class _Grader:
         self._pristine: dict[str, str] = {}
         self._nbval = options.nbval and course.nbval and options.exercise is None
 
-    def run(self, handed: Sequence[Handed], old: Mapping[tuple[str, str], Result] | None) -> None:
+    def run(self, handed: Sequence[Handed], old: Old | None) -> None:
         """Fill in the results of all learners."""
         jobs, whose = [], []
         for one in handed:
@@ -226,34 +265,34 @@ class _Grader:
                     whose.append((one, number))
         known = sum(len(one.results) for one in handed)
         total = known + sum(len(job["answers"]) for job in jobs)
-        self._say(f"{total} answers; {total - known} to judge, in {len(jobs)} submissions.")
+        submissions = _count(len(jobs), "submission")
+        self._say(f"{_count(total, 'answer')}; {total - known} to judge, in {submissions}.")
         options = self._options
         answered = cluster.run(jobs, options.jobs, options.scheduler, options.tls)
+        begin = told = time.monotonic()
         for done, (k, reply, problem) in enumerate(answered, 1):
             one, number = whose[k]
             self._take(one, number, jobs[k], reply, problem)
-            if problem or done % 20 == 0 or done == len(jobs):
-                self._say(
-                    f"  {done} of {len(jobs)}"
-                    + (f"; {one.learner.id}, {number}: {problem}" if problem else "")
-                )
+            now = time.monotonic()
+            if problem:
+                self._say(f"  {one.learner.id}, lesson {number}: {problem}")
+            if now - told > _TELL_EVERY or done == len(jobs):
+                told, left = now, (now - begin) / done * (len(jobs) - done) / 60
+                rest = f", about {max(1, round(left))} min left" if done < len(jobs) else ""
+                self._say(f"  {done} of {len(jobs)}{rest}")
 
-    def _prepare(
-        self, one: Handed, number: str, answers: Answers, old: Mapping[tuple[str, str], Result] | None
-    ) -> dict[str, Any] | None:
+    def _prepare(self, one: Handed, number: str, answers: Answers, old: Old | None) -> dict[str, Any] | None:
         """What is to be judged of one submission; None where all is known."""
         learner = one.learner.id
         wanted: dict[str, Any] = {}
         for exercise in lesson_of(number).exercises:
             id = exercise.id
-            kept = (
-                old.get((learner, id))
-                if old is not None and self._options.exercise not in (None, id)
-                else None
-            )
+            kept = None
+            if old is not None and self._options.exercise not in (None, id):
+                kept = old.results.get((learner, id))
             if id in answers.problems:
                 one.results[id] = _problem(id, answers.problems[id])
-            elif kept is not None:
+            elif kept is not None and kept.status != "not graded":
                 one.results[id] = kept
             else:
                 entry = self._answer(learner, id, answers)
@@ -359,8 +398,8 @@ def pristine_lesson(number: str) -> str:
     return lesson_file(number).read_text(encoding="utf-8")
 
 
-def _similar(handed: Sequence[Handed], number: str) -> list[Pair]:
-    pairs = []
+def _similar(handed: Sequence[Handed], number: str) -> list[Alike]:
+    found: list[Alike] = []
     for exercise in lesson_of(number).exercises:
         sources = {
             one.learner.id: one.answers[number].sources[exercise.id]
@@ -368,24 +407,8 @@ def _similar(handed: Sequence[Handed], number: str) -> list[Pair]:
             if exercise.id in one.answers[number].sources
         }
         common = [cell for cell in (stub_cell(exercise.id), solution_cell(exercise.id)) if cell]
-        pairs += alike(exercise.id, sources, common)
-    return pairs
-
-
-def _say_changes(
-    old: Mapping[tuple[str, str], Result] | None, report: Report, say: Callable[[str], None]
-) -> None:
-    """Whose points are not what they were in the last report."""
-    changes = []
-    for row in report.rows:
-        for id, result in row.results.items():
-            before = (old or {}).get((row.learner.id, id))
-            if before is not None and before.points != result.points:
-                changes.append(
-                    f"  {row.learner.id} {id}: {before.points} -> {result.points} ({result.status})"
-                )
-    if old is not None:
-        say("\n".join(["Points that changed:", *changes]) if changes else "No points changed.")
+        found += alike(exercise.id, sources, common)
+    return found
 
 
 __all__ = ["Options", "grade", "pristine_lesson", "seed_of"]

@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -30,6 +31,8 @@ from .results import Result
 
 _RUNNER = "tinyvllm_ref.course.grading.runner_process"
 _APART = ("kernel", "source", "value")  # kinds that are made in one process and run in another
+_OUT_OF_TIME = ("KernelTimeout", "PythonTimeout")
+_PATIENT = 4  # times the exercise's own time, where the processors were busy with other things
 # Faults that say nothing of the values of a case.
 _MAKING = ("NotFilledIn", "OutsideNames", "WrongAnswerType", "SyntaxError", "CompileException")
 
@@ -93,11 +96,34 @@ def _judge(
     if len(before) < len(exercise.builds_on):
         missing = [id for id in exercise.builds_on if id not in dict(before)]
         return _result(exercise, task, "missing", f"it builds on {', '.join(missing)}, which is not there")
+    try:
+        return _judge_within(exercise.seconds, exercise, task, before, level, limits)
+    except _Starved:
+        # The clock ran, and this machine did other things. That is not the answer's fault.
+        patient = _PATIENT * exercise.seconds
+        result = _judge_within(patient, exercise, task, before, level, limits, last=True)
+        if result.kind not in (*_OUT_OF_TIME, "timeout"):
+            return result
+        return result.with_note(
+            f"its process waited more than it ran, so it got {patient:g} s a case, and ran out"
+        )
+
+
+def _judge_within(
+    seconds: float,
+    exercise: Exercise,
+    task: Task,
+    before: Sequence[tuple[str, str]],
+    level: str,
+    limits: Limits,
+    last: bool = False,
+) -> Result:
+    """Judge with `seconds` for each case; _Starved where these ran out without being used, unless it is the `last`."""
     results: list[CaseResult] = []
     pairs = cases_of(exercise, task.seed)
     running = False
     try:
-        session = _Session(exercise, task, before, level, limits)
+        session = _Session(exercise, task, before, level, limits, seconds, last)
         with session.started():
             running = True
             for case, expected in pairs:
@@ -133,13 +159,25 @@ class _Refused(Exception):
         self.fault = fault
 
 
+class _Starved(Exception):
+    """A time ran out of which the answer's process had less than half: the processors were busy."""
+
+
 class _Session:
-    """The contained processes of one answer."""
+    """The contained processes of one answer, with `seconds` for each case."""
 
     def __init__(
-        self, exercise: Exercise, task: Task, before: Sequence[tuple[str, str]], level: str, limits: Limits
+        self,
+        exercise: Exercise,
+        task: Task,
+        before: Sequence[tuple[str, str]],
+        level: str,
+        limits: Limits,
+        seconds: float,
+        last: bool,
     ) -> None:
         self.exercise, self.level, self.limits = exercise, level, limits
+        self.seconds, self.last = seconds, last
         texts, callables = earlier_parts(exercise.uses)
         source, name = run_source(exercise)
         modules = frozenset(
@@ -148,8 +186,8 @@ class _Session:
         self.tree = runtime.runner_tree(modules)
         self.notes = visible_references(exercise, modules)
         self._task = {
-            name: getattr(exercise, name) for name in ("id", "answer", "kind", "arguments", "uses", "seconds")
-        }
+            name: getattr(exercise, name) for name in ("id", "answer", "kind", "arguments", "uses")
+        } | {"seconds": seconds}
         common = {"task": self._task, "texts": texts, "callables": callables}
         self._make = {"do": "make", **common, "source": task.source, "before": list(before)}
         self._run = {"do": "run", **common, "run": source, "run_name": name}
@@ -160,24 +198,21 @@ class _Session:
         """The process that runs the cases, with the answer in it."""
         if self.exercise.kind in _APART:
             with self._new_process() as process:
-                made = self._ask(process, self._make, self.exercise.seconds)
+                made = self._ask(process, self._make, self.seconds)
             if "made" not in made:
                 raise Stopped("bad reply", "the process replied with what is no result")
             message = {**self._run, "made": self._checked(made["made"])}
         else:
             message = {**self._run, "source": self._make["source"], "before": self._make["before"]}
         with self._new_process() as self._process:
-            self._ask(self._process, message, self.exercise.seconds)
+            self._ask(self._process, message, self.seconds)
             yield
 
     def run(self, case: Case) -> Outcome:
         assert self._process is not None
         # Once with the checks, and once without them where they find something.
-        reply = self._process.ask(
-            {"do": "case", "inputs": dict(case.inputs)},
-            2 * (self.exercise.seconds + 1) + self.limits.patience,
-        )
-        return outcome_of(reply)
+        message = {"do": "case", "inputs": dict(case.inputs)}
+        return outcome_of(self._timed(self._process, message, 2 * (self.seconds + 1)))
 
     @contextmanager
     def _new_process(self) -> Iterator[Process]:
@@ -188,10 +223,29 @@ class _Session:
             yield process
 
     def _ask(self, process: Process, message: Any, seconds: float) -> dict[str, Any]:
-        reply: dict[str, Any] = process.ask(message, seconds + self.limits.patience)
+        reply = self._timed(process, message, seconds)
         if reply.get("fault") is not None:
             raise _Refused(fault_of(reply["fault"]))
         return reply
+
+    def _timed(self, process: Process, message: Any, seconds: float) -> dict[str, Any]:
+        """Ask, and see to it that a time that ran out was the answer's."""
+        begin, used = time.monotonic(), process.cpu_seconds()
+        try:
+            reply: dict[str, Any] = process.ask(message, seconds + self.limits.patience)
+            fault = reply.get("fault")
+            kind = fault.get("kind") if isinstance(fault, dict) else ""
+        except Stopped as stopped:
+            if stopped.kind == "timeout":
+                self._require_used(process, begin, used)
+            raise
+        if kind in _OUT_OF_TIME:
+            self._require_used(process, begin, used)
+        return reply
+
+    def _require_used(self, process: Process, begin: float, used: float) -> None:
+        if not self.last and process.cpu_seconds() - used < (time.monotonic() - begin) / 2:
+            raise _Starved
 
     def _checked(self, made: Any) -> Any:
         """What was made, if it is of the kind that was asked for."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,7 +60,15 @@ def apply(limits: Limits, uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+        _gain_nothing()
     _lower(resource.RLIMIT_NPROC, limits.processes)
+
+
+def _gain_nothing() -> None:
+    """No program that this process starts makes it another user again, such as one that is setuid root."""
+    if sys.platform == "linux":
+        number = 38  # PR_SET_NO_NEW_PRIVS, linux/prctl.h
+        ctypes.CDLL(None, use_errno=True).prctl(number, 1, 0, 0, 0)
 
 
 def _lower(kind: int, value: int) -> None:

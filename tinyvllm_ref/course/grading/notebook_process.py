@@ -42,6 +42,8 @@ def _run(message: dict[str, Any]) -> dict[str, Any]:
         sys.executable,
         "-m",
         "pytest",
+        "-p",
+        "nbval.plugin",
         "--nbval",
         "--nbval-current-env",
         "-q",
@@ -54,6 +56,7 @@ def _run(message: dict[str, Any]) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "MPLCONFIGDIR": os.environ["TINYVLLM_HOME"],
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # whatever else is installed takes seconds to import
     }
     environment["IPYTHONDIR"] = environment["JUPYTER_RUNTIME_DIR"] = os.environ["TMPDIR"] + "/jupyter"
     command += ["-c", "/dev/null", "--rootdir=.", "lesson.ipynb"]
@@ -64,7 +67,8 @@ def _run(message: dict[str, Any]) -> dict[str, Any]:
         return {"passed": None, "said": said}
     bad = ("failure", "error", "skipped")
     passed = [_number(case) for case in cases if all(case.find(name) is None for name in bad)]
-    return {"passed": passed, "said": said}
+    failed = [[_number(case), _last_line(case)] for case in cases if case.find("failure") is not None]
+    return {"passed": passed, "failed": failed, "said": said}
 
 
 def _run_while_the_kernel_lives(command: list[str], environment: dict[str, str]) -> str:
@@ -89,6 +93,12 @@ def _run_while_the_kernel_lives(command: list[str], environment: dict[str, str])
                 return "the kernel died"
         said.seek(max(0, said.tell() - 1500))
         return said.read().decode(errors="replace")
+
+
+def _last_line(case: ElementTree.Element) -> str:
+    """The end of what a cell's failure says: the error's name and message."""
+    lines = [line.strip() for text in case.itertext() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:300]
 
 
 def _number(case: ElementTree.Element) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -38,11 +39,21 @@ class Answers:
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell that may be an answer: what its comment says it is, and what its metadata say."""
+    """A code cell that may be an answer.
+
+    Attributes
+    ----------
+    source : str
+    by_comment, by_metadata : str or None
+        The exercise that its comment says, and that its metadata say.
+    untouched : bool
+        It is as the lesson was made, by the hash in its metadata; the lesson may be older than this one.
+    """
 
     source: str
     by_comment: str | None
     by_metadata: str | None
+    untouched: bool = False
 
 
 def read_cells(data: bytes) -> list[Cell]:
@@ -82,7 +93,9 @@ def _code_cell(cell: Any) -> Cell | None:
     if isinstance(own, dict) and own.get("role") in ("answer", "predict"):
         id = own.get("exercise")
         by_metadata = id if isinstance(id, str) and re.fullmatch(r"\d\d\.\d+", id) else None
-    return Cell(source, cells.exercise_of(source), by_metadata)
+    made = own.get("sha256") if isinstance(own, dict) else None
+    untouched = isinstance(made, str) and made == hashlib.sha256(source.encode()).hexdigest()[:16]
+    return Cell(source, cells.exercise_of(source), by_metadata, untouched)
 
 
 def lessons_in(found: Sequence[Cell]) -> dict[str, int]:
@@ -124,21 +137,30 @@ def take_answers(found: Sequence[Cell], wanted: Sequence[str], stubs: dict[str, 
             answers.notes.append(
                 f"{id}: the cell's metadata say {moved[0].by_metadata}; its comment was followed"
             )
-        _choose(answers, id, [cell.source for cell in candidates], stubs.get(id))
+        _choose(answers, id, candidates, stubs.get(id))
+    several = [id for id in answers.sources if len([cell for cell in found if _is(cell, id)]) > 1]
+    if several:
+        answers.notes.append(
+            f"{', '.join(several)}: several cells answer it, alike or not filled in; one was taken"
+        )
     others = sorted({cell.by_comment for cell in found if cell.by_comment} - set(wanted))
     if others:
         answers.notes.append(f"answers to {', '.join(others)} are not of this lesson, and were left out")
     return answers
 
 
-def _choose(answers: Answers, id: str, sources: list[str], stub: str | None) -> None:
-    if not sources:
+def _is(cell: Cell, id: str) -> bool:
+    return id == (cell.by_comment or cell.by_metadata)
+
+
+def _choose(answers: Answers, id: str, candidates: Sequence[Cell], stub: str | None) -> None:
+    if not candidates:
         answers.problems[id] = "missing"
         return
-    if any(len(source) > _LONGEST_ANSWER for source in sources):
+    if any(len(cell.source) > _LONGEST_ANSWER for cell in candidates):
         answers.problems[id] = "too long"
         return
-    by_print = {cells.fingerprint(source): source for source in sources}
+    by_print = {cells.fingerprint(cell.source): cell.source for cell in candidates if not cell.untouched}
     filled = {mark: source for mark, source in by_print.items() if mark != stub}
     if len(filled) > 1:
         answers.problems[id] = "duplicate"
@@ -147,7 +169,3 @@ def _choose(answers: Answers, id: str, sources: list[str], stub: str | None) -> 
         answers.problems[id] = "not filled in"
     else:
         (answers.sources[id],) = filled.values()
-        if len(sources) > 1:
-            answers.notes.append(
-                f"{id}: {len(sources)} cells answer it, alike or not filled in; one was taken"
-            )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from ..reports import prose
-from .results import STATUSES
+from .results import NOT_RUN, STATUSES
 from .tables import safe_name
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .report import Report, Row
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_MOST_ALIKE = 100  # lines of answers that are alike, the most alike first
 
 
 @functools.cache
@@ -30,8 +32,15 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["prose"] = prose
     environment.filters["number"] = lambda value: f"{value:g}"
+    environment.filters["several"] = _several
     environment.globals["statuses"] = STATUSES
     return environment
+
+
+def _several(learners: Sequence[str]) -> str:
+    """The first of learners with one and the same answer, and how many more."""
+    more = len(learners) - 1
+    return learners[0] + (f" (and {more} with the same)" if more else "")
 
 
 def _render(template: str, **values: Any) -> str:
@@ -53,6 +62,7 @@ def class_page(report: Report) -> str:
         most=max((len(one.learners) for one in report.mistakes), default=1),
         percent=_percent_passed(report),
         attention=_attention(report),
+        most_alike=_MOST_ALIKE,
     )
 
 
@@ -100,5 +110,12 @@ def _unknown_times(report: Report) -> list[str]:
 def feedback_page(report: Report, row: Row, lesson: Lesson) -> str:
     """One learner's lesson, without anything of the hidden inputs."""
     return _render(
-        "feedback.html.jinja", report=report, row=row, lesson=lesson, score=row.scores[lesson.number]
+        "feedback.html.jinja",
+        report=report,
+        row=row,
+        lesson=lesson,
+        score=row.scores[lesson.number],
+        due=report.course.due_for(row.learner.id, lesson.number),
+        nothing_ran=all(row.results[exercise.id].status in NOT_RUN for exercise in lesson.exercises),
+        not_run=NOT_RUN,
     )

@@ -168,6 +168,14 @@ class Process:
                 f"{self._limits.memory_bytes / 2**30:.1f} GiB are allowed",
             )
 
+    def cpu_seconds(self) -> float:
+        """Processor time of it and of all that it started, up to now."""
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                total += sum(process.cpu_times()[:4])  # its own and of children that ended: user, system
+        return total
+
     def _family(self) -> list[psutil.Process]:
         try:
             first = psutil.Process(self._process.pid)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +21,7 @@ from .course_file import Course
 from .notebooks import Answers
 from .results import STATUSES, Result
 from .roster import Learner
-from .similarity import Pair
+from .similarity import Alike
 from .submissions import File
 from .tables import safe_name, table
 
@@ -113,7 +114,7 @@ class Report:
     rows: tuple[Row, ...]
     containment: Containment
     problems: tuple[str, ...]
-    similar: tuple[Pair, ...]
+    similar: tuple[Alike, ...]
     mistakes: tuple[MistakeCount, ...]
 
     @property
@@ -130,7 +131,7 @@ def build(
     handed: Sequence[Handed],
     where: Containment,
     problems: Sequence[str],
-    similar: Sequence[Pair],
+    similar: Sequence[Alike],
 ) -> Report:
     """Put the results of a class together."""
     chosen = tuple(lesson_of(number) for number in numbers)
@@ -177,7 +178,7 @@ def _score(
     due = course.due_for(one.learner.id, lesson.number)
     unknown = due is not None and bool(files) and (one.learner.id, lesson.number) not in course.times
     if late < 1:
-        notes.append(f"late: {100 * late:g} % of the points count")
+        notes.append(_lateness(due, course.times[one.learner.id, lesson.number], late))
     notes += [f"{id}: {note}" for id in points for note in one.results[id].notes]
     beside = one.nbval.get(lesson.number)
     disagreements = _disagreements(lesson, one, beside)
@@ -197,6 +198,15 @@ def _score(
     )
 
 
+def _lateness(due: datetime.datetime | None, time: datetime.datetime, factor: float) -> str:
+    assert due is not None
+    late = time - due
+    hours, minutes = divmod(int(late.total_seconds() / 60), 60)
+    long = f"{late.days} d {hours % 24} h" if late.days else f"{hours} h {minutes} min"
+    count = f"{100 * factor:g} % of the points count" if factor else "it counts as not handed in"
+    return f"late by {long}: {count}"
+
+
 def _disagreements(lesson: Lesson, one: Handed, beside: Beside | None) -> tuple[str, ...]:
     if beside is None or not beside.ran:
         return ()
@@ -206,7 +216,8 @@ def _disagreements(lesson: Lesson, one: Handed, beside: Beside | None) -> tuple[
         judged = result.status in ("passed", "partial", "failed", "error", "stopped")
         if judged and exercise.id in beside.passed and beside.passed[exercise.id] != result.passed:
             nbval = "passes" if beside.passed[exercise.id] else "fails"
-            found.append(f"{exercise.id}: nbval {nbval}, the judge says {result.status}")
+            why = f" ({beside.errors[exercise.id]})" if beside.errors.get(exercise.id) else ""
+            found.append(f"{exercise.id}: nbval {nbval}{why}, the judge says {result.status}")
     return tuple(found)
 
 
@@ -234,13 +245,7 @@ def grades_csv(report: Report) -> str:
     head = ["learner", "name", *ids, *(f"lesson {n} percent" for n in numbers), "total percent", "remarks"]
     rows: list[list[Any]] = [head]
     for row in report.rows:
-        remarks = [
-            f"{id} {row.results[id].status}"
-            for id in ids
-            if row.results[id].status not in ("passed", "partial", "failed")
-        ]
-        remarks += [f"{id} set by hand: {reason}".rstrip(": ") for id, (_, reason) in row.overrides.items()]
-        remarks += [] if row.in_roster else ["not in the roster"]
+        remarks = _remarks(report, row)
         scores = [float(row.scores[number].percent) for number in numbers]
         rows.append(
             [
@@ -253,6 +258,22 @@ def grades_csv(report: Report) -> str:
             ]
         )
     return table(rows)
+
+
+def _remarks(report: Report, row: Row) -> list[str]:
+    """What the numbers of a row do not say."""
+    remarks = [] if row.in_roster else ["not in the roster"]
+    for lesson in report.lessons:
+        statuses = {exercise.id: row.results[exercise.id].status for exercise in lesson.exercises}
+        odd = {id: status for id, status in statuses.items() if status not in ("passed", "partial", "failed")}
+        if len(odd) == len(statuses) and len(set(odd.values())) == 1:
+            remarks.append(f"lesson {lesson.number} {next(iter(odd.values()))}")
+        else:
+            remarks += [f"{id} {status}" for id, status in odd.items()]
+        late = [note for note in row.scores[lesson.number].notes if note.startswith("late by ")]
+        remarks += [f"lesson {lesson.number} {note}" for note in late]
+    remarks += [f"{id} set by hand: {reason}".rstrip(": ") for id, (_, reason) in row.overrides.items()]
+    return remarks
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -282,7 +303,7 @@ def as_dict(report: Report) -> dict[str, Any]:
             {"exercise": one.exercise, "name": one.name, "says": one.says, "learners": list(one.learners)}
             for one in report.mistakes
         ],
-        "similar": [vars(pair) for pair in report.similar],
+        "similar": [asdict(one) for one in report.similar],
         "problems": list(report.problems),
     }
 
@@ -302,8 +323,32 @@ def _row_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def read_results(folder: Path) -> dict[tuple[str, str], Result] | None:
-    """(learner, exercise) -> result of the report that is there; None where there is none.
+@dataclass(frozen=True)
+class Old:
+    """What the report said that is there already.
+
+    Attributes
+    ----------
+    results : dict of (str, str) to Result
+        (learner, exercise) -> what was judged.
+    overrides : dict of (str, str) to float
+        (learner, exercise) -> points set by hand.
+    percent : dict of (str, str) to float
+        (learner, lesson) -> what it came to.
+    """
+
+    results: Mapping[tuple[str, str], Result]
+    overrides: Mapping[tuple[str, str], float]
+    percent: Mapping[tuple[str, str], float]
+
+    def points(self, learner: str, exercise: str) -> float:
+        """Of an exercise, with what was decided by hand."""
+        key = learner, exercise
+        return self.overrides[key] if key in self.overrides else self.results[key].points
+
+
+def read_old(folder: Path) -> Old | None:
+    """The report that is there; None where there is none.
 
     Raises
     ------
@@ -312,16 +357,46 @@ def read_results(folder: Path) -> dict[tuple[str, str], Result] | None:
     """
     path = folder / "report.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            (row["learner"], id): Result.from_dict(result)
-            for row in content["learners"]
-            for id, result in row["results"].items()
-        }
+        rows = {row["learner"]: row for row in json.loads(path.read_text(encoding="utf-8"))["learners"]}
+        return Old(
+            {
+                (who, id): Result.from_dict(one)
+                for who, row in rows.items()
+                for id, one in row["results"].items()
+            },
+            {
+                (who, id): float(one["points"])
+                for who, row in rows.items()
+                for id, one in row["overrides"].items()
+            },
+            {
+                (who, number): float(one["percent"])
+                for who, row in rows.items()
+                for number, one in row["scores"].items()
+            },
+        )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no report of tinyvllm ({error!r}); move it away") from None
+
+
+def changes(old: Old, report: Report) -> list[str]:
+    """Whose points, or whose percent of a lesson, are not what they were; a line each."""
+    found: list[str] = []
+    for row in report.rows:
+        who = row.learner.id
+        for lesson in report.lessons:
+            before = len(found)
+            for exercise in lesson.exercises:
+                id, key = exercise.id, (who, exercise.id)
+                if key in old.results and old.points(*key) != row.points(id):
+                    why = "set by hand" if id in row.overrides else row.results[id].status
+                    found.append(f"{who} {id}: {old.points(*key):g} -> {row.points(id):g} ({why})")
+            was, now = old.percent.get((who, lesson.number)), row.scores[lesson.number].percent
+            if was is not None and was != now and len(found) == before:
+                found.append(f"{who} lesson {lesson.number}: {was:g} % -> {now:g} %")
+    return found
 
 
 def junit(report: Report) -> str:

@@ -20,6 +20,8 @@ STATUSES = {
     "not graded": "the grader failed; run it again",
 }
 
+NOT_RUN = frozenset({"not filled in", "missing", "duplicate", "unreadable", "not handed in", "not graded"})
+
 
 @dataclass(frozen=True)
 class Result:

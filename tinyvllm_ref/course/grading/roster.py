@@ -36,22 +36,39 @@ class Learner:
 
 @dataclass
 class Roster:
-    """The class; empty where there is no file."""
+    """The class; empty where there is no file.
+
+    Attributes
+    ----------
+    learners : list of Learner
+    unused : tuple of str
+        Columns of the file that mean nothing here.
+    """
 
     learners: list[Learner] = field(default_factory=list)
+    unused: tuple[str, ...] = ()
 
-    def find(self, name: str, number: str = "") -> str | None:
-        """The learner that a folder or a file names: by a number of a platform, by id, or by name."""
-        if number:
+    def find(self, name: str, *, canvas_id: str = "", moodle_id: str = "") -> str | None:
+        """The learner that a folder or a file names: by the platform's number, by id, by name or address.
+
+        None where it names nobody, and where it names several: a name that two people have is neither's.
+        """
+        if canvas_id:
             for learner in self.learners:
-                if number in (learner.canvas_id, learner.moodle_id, learner.id_number):
+                if learner.canvas_id == canvas_id:
                     return learner.id
         key = _key(name)
-        for learner in self.learners:
-            last_first = "".join(reversed(learner.name.split(" ", 1)))
-            if key in {_key(text) for text in (learner.id, learner.name, last_first, learner.email) if text}:
-                return learner.id
-        return None
+        ways = (
+            [one for one in self.learners if one.id == name],
+            [one for one in self.learners if key and _key(one.id) == key],
+            [one for one in self.learners if key and key in {_key(text) for text in _names(one)}],
+        )
+        named = next(filter(None, ways), [])
+        if len(named) == 1:
+            return named[0].id
+        # Last, for Moodle numbers people anew in each assignment.
+        numbered = [one for one in named or self.learners if moodle_id and one.moodle_id == moodle_id]
+        return numbered[0].id if len(numbered) == 1 else None
 
     def of(self, id: str) -> Learner:
         """The row of a learner; an empty one for somebody who is not in the roster."""
@@ -59,6 +76,11 @@ class Roster:
 
     def __contains__(self, id: str) -> bool:
         return any(learner.id == id for learner in self.learners)
+
+
+def _names(learner: Learner) -> tuple[str, str, str]:
+    """As people and Canvas write it: "Ada Lovelace", "lovelaceada", ada@example.org."""
+    return learner.name, "".join(reversed(learner.name.split(" ", 1))), learner.email
 
 
 def _key(text: str) -> str:
@@ -71,7 +93,7 @@ def read_table(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
     Raises
     ------
     ValueError
-        A column is missing, or the file is not UTF-8.
+        A column is missing, a row has more cells than the header, or the file is not UTF-8.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -83,9 +105,16 @@ def read_table(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
                 raise ValueError(
                     f"{path}: there is no column {missing[0]!r}; it has {', '.join(names) or 'nothing'}"
                 )
-            return [
-                {name: (row.get(name) or "").strip() for name in names} for row in reader if any(row.values())
-            ]
+            rows = []
+            for row in reader:
+                if None in row:
+                    raise ValueError(
+                        f"{path}: line {reader.line_num} has more cells than the header, which has {len(names)}; "
+                        "a text with a comma in it needs quotation marks"
+                    )
+                if any(row.values()):
+                    rows.append({name: (row.get(name) or "").strip() for name in names})
+            return rows
     except UnicodeDecodeError:
         raise ValueError(f"{path}: it must be UTF-8; save it again as CSV UTF-8") from None
     except csv.Error as error:
@@ -114,4 +143,5 @@ def read_roster(path: Path | None) -> Roster:
         raise ValueError(
             f"{path}: learner {twice[0] if twice else ''!r} must stand in one row, and not be empty"
         )
-    return Roster(learners)
+    unused = tuple(sorted(set(rows[0] if rows else ()) - known - {"learner", ""}))
+    return Roster(learners, unused)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ast
 import atexit
+import compileall
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...checkpoint.names import REPOSITORY
@@ -37,6 +40,7 @@ _ALWAYS = (
     "course/grading/runner_process.py",
     "course/grading/wire.py",
 )
+_MADE = "TINYVLLM_GRADING_MADE"  # where the process that started this one keeps what it made
 # Not even where something else would import it.
 _NEVER = ("course/exercises/", "course/grading/")
 
@@ -97,8 +101,30 @@ import matplotlib.font_manager
     return _seed("notebook-seed", write_a_story)
 
 
+@contextmanager
+def shared_with_children(notebooks: bool) -> Iterator[None]:
+    """Let the processes that this one starts take the seeds that it made, for each takes seconds to make.
+
+    Parameters
+    ----------
+    notebooks : bool
+        Whether they run notebooks.
+    """
+    runner_seed()
+    if notebooks:
+        notebook_seed()
+    os.environ[_MADE] = str(_base())
+    try:
+        yield
+    finally:
+        del os.environ[_MADE]
+
+
 def _seed(name: str, code: str) -> Path:
     """A home that this code leaves; it is the project's own and no learner's."""
+    made = os.environ.get(_MADE)
+    if made and (Path(made) / name).is_dir():
+        return Path(made) / name
     home = _base() / name
     home.mkdir()
     environment = {**os.environ, "TINYVLLM_HOME": str(home), "TINYVLLM_MY_ENGINE": str(home / "none")}
@@ -115,9 +141,19 @@ def _seed(name: str, code: str) -> Path:
         text=True,
     )
     if done.returncode:
-        raise ValueError(f"the emulation does not start here: {done.stderr.strip()[-600:]}")
+        raise ValueError(f"the emulation does not start here: {_error_of(done.stderr)}")
     _open(home)
     return home
+
+
+def _error_of(said: str) -> str:
+    """The error at the end of a traceback, without the traceback."""
+    lines = said.strip().split("\n")
+    begin = max(
+        (k for k, line in enumerate(lines) if re.match(r"[\w.]+(Error|NotFound|Exception)\b", line)),
+        default=0,
+    )
+    return "\n".join(lines[begin:])[:1000]
 
 
 @functools.cache
@@ -207,6 +243,7 @@ def _copy(files: Iterable[str], name: str) -> Path:
         target = tree / "tinyvllm_ref" / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / file, target)
+    compileall.compile_dir(tree, quiet=2)  # once, and not in each of the processes that may not write there
     _open(tree)
     return tree
 

@@ -31,27 +31,29 @@ _LAYOUT = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two answers that are alike.
+class Alike:
+    """Answers that are alike: two groups of learners, each with one and the same answer; or one such group alone.
 
     Attributes
     ----------
-    exercise, first, second : str
+    exercise : str
+    first, second : tuple of str
+        Learners; `second` is empty where all that is to be said is that `first` have the same.
     share : float
-        Of the runs of tokens of either, those that both have.
+        Of the runs of tokens of either answer, those that both have.
     runs : int
         How many both have.
     """
 
     exercise: str
-    first: str
-    second: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
     share: float
     runs: int
 
 
-def alike(exercise: str, answers: Mapping[str, str], common: Iterable[str]) -> list[Pair]:
-    """Pairs of learners whose answers are alike, most alike first.
+def alike(exercise: str, answers: Mapping[str, str], common: Iterable[str]) -> list[Alike]:
+    """Learners whose answers are alike, most alike first.
 
     Parameters
     ----------
@@ -62,15 +64,22 @@ def alike(exercise: str, answers: Mapping[str, str], common: Iterable[str]) -> l
         Cells that everybody may have in parts: stub and solution.
     """
     known = set().union(*map(runs_of, common))
-    own = {learner: runs_of(source) - known for learner, source in answers.items()}
-    long = {learner: runs for learner, runs in own.items() if len(runs) >= LONG}
-    pairs = []
-    for first, second in itertools.combinations(sorted(long), 2):
-        both = len(long[first] & long[second])
-        share = both / len(long[first] | long[second])
+    same: dict[frozenset[tuple[str, ...]], list[str]] = {}
+    for learner in sorted(answers):
+        own = frozenset(runs_of(answers[learner]) - known)
+        if len(own) >= LONG:
+            same.setdefault(own, []).append(learner)
+    found = [
+        Alike(exercise, tuple(learners), (), 1.0, len(own))
+        for own, learners in same.items()
+        if len(learners) > 1
+    ]
+    for (one, first), (other, second) in itertools.combinations(same.items(), 2):
+        both = len(one & other)
+        share = both / len(one | other)
         if share >= ALIKE:
-            pairs.append(Pair(exercise, first, second, share, both))
-    return sorted(pairs, key=lambda pair: (-pair.share, pair.first, pair.second))
+            found.append(Alike(exercise, tuple(first), tuple(second), share, both))
+    return sorted(found, key=lambda one: (-one.share, one.first, one.second))
 
 
 def runs_of(source: str) -> set[tuple[str, ...]]:

@@ -5,7 +5,8 @@
 - Canvas's zip, ``lovelaceada_12345_67890_06_tree_reduction.ipynb``, with ``LATE_`` before the first number where
   it was;
 - Moodle's zip, ``Ada Lovelace_12345_assignsubmission_file/06_tree_reduction.ipynb``;
-- in any of these a zip in the place of a notebook, such as ``tinyvllm submit`` makes.
+- in any of these a zip in the place of a notebook, such as ``tinyvllm submit`` makes;
+- all of this in one folder more, as ``zip -r class.zip class`` makes it.
 
 Nothing is unpacked onto the disk, and no link is followed.
 """
@@ -17,10 +18,10 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 from .notebooks import MOST_BYTES
 from .roster import Roster
@@ -31,6 +32,7 @@ _MOST_TOTAL_INSIDE = 200 << 20  # of a learner's own zip
 _CANVAS = re.compile(r"(?P<name>[^_]+)_(?:LATE_)?(?P<id>\d+)_\d+_(?P<file>.+)", re.DOTALL)
 _MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_file_?(?P<file>.*)", re.DOTALL)
 _NAMED = re.compile(r"(?P<learner>.+?)_(?P<file>\d\d(?:_.*)?\.ipynb|.*\.zip)", re.DOTALL)
+_STARTS_WITH_LESSON = re.compile(r"\d\d_[A-Za-z]")
 _LESSON = re.compile(r"(?:^|[^0-9])(\d\d)_[A-Za-z]")
 
 
@@ -56,8 +58,13 @@ class File:
     @property
     def lesson(self) -> str | None:
         """The lesson that its name says."""
-        found = _LESSON.search(self.name.rpartition("/")[2])
-        return found.group(1) if found else None
+        return lesson_in_name(self.name)
+
+
+def lesson_in_name(name: str) -> str | None:
+    """``"06"`` of ``06_tree_reduction.ipynb``."""
+    found = _LESSON.search(name.rpartition("/")[2])
+    return found.group(1) if found else None
 
 
 @dataclass
@@ -202,15 +209,83 @@ def _wanted(name: str) -> bool:
 # ---------------- whose it is
 
 
-def _take(entries: Iterator[_Entry], roster: Roster, collected: Collected) -> None:
-    for inside, data, problem in entries:
-        learner, name = owner(inside, roster)
-        if not name.lower().endswith(".zip"):
-            collected.files.append(File(learner, name, data, problem))
+class Owner(NamedTuple):
+    """Whose file it is.
+
+    Attributes
+    ----------
+    learner : str
+    file : str
+        Its name without the learner's.
+    number : str
+        The platform's number of somebody whom the roster does not know.
+    """
+
+    learner: str
+    file: str
+    number: str = ""
+
+
+def _take(entries: Iterable[_Entry], roster: Roster, collected: Collected) -> None:
+    entries = list(entries)
+    outer = _outer_folders([inside for inside, _, _ in entries], roster)
+    if outer:
+        collected.problems.append(
+            f"{'/'.join(outer)}: a folder with all in it; it was not taken for a learner"
+        )
+    owners = [owner(_parts(inside)[len(outer) :], roster) for inside, _, _ in entries]
+    shared = _shared_names(owners)
+    for (_, data, problem), whose in zip(entries, owners, strict=True):
+        learner = whose.learner
+        if learner in shared and whose.number:
+            learner = f"{learner} ({whose.number})"
+        if not whose.file.lower().endswith(".zip"):
+            collected.files.append(File(learner, whose.file, data, problem))
         elif data is None:
-            collected.files.append(File(learner, name, None, problem))
+            collected.files.append(File(learner, whose.file, None, problem))
         else:
-            _take_zip(learner, name, data, collected)
+            _take_zip(learner, whose.file, data, collected)
+
+
+def _outer_folders(paths: Sequence[str], roster: Roster) -> list[str]:
+    """Folders around the whole class, outermost first; a learner's own folder is none of them."""
+    found: list[str] = []
+    inner = [_parts(path) for path in paths]
+    while inner and all(len(parts) > 1 and parts[0] == inner[0][0] for parts in inner):
+        first = inner[0][0]
+        inner = [parts[1:] for parts in inner]
+        if roster.find(first) or _MOODLE.fullmatch(first) or not _is_class(inner, roster):
+            break
+        found.append(first)
+    return found
+
+
+def _is_class(inner: Sequence[tuple[str, ...]], roster: Roster) -> bool:
+    """Whether these paths are those of a class, and not of one learner's folder."""
+    owners = {owner(parts, roster).learner for parts in inner}
+    if any(roster.find(name) for name in owners):
+        return True
+    if all(len(parts) > 1 and parts[0] == inner[0][0] for parts in inner):
+        return _is_class([parts[1:] for parts in inner], roster)
+    files = [parts[0] for parts in inner if len(parts) == 1]
+    return len(owners) > 1 and all(_names_learner(file) for file in files)
+
+
+def _names_learner(file: str) -> bool:
+    return not _STARTS_WITH_LESSON.match(file) and bool(_CANVAS.fullmatch(file) or _NAMED.fullmatch(file))
+
+
+def _shared_names(owners: Iterable[Owner]) -> set[str]:
+    """Names that a platform gives to several people, whom the roster does not tell apart.
+
+    Moodle numbers a person anew in each assignment, so that two numbers are two people where both hand in one lesson.
+    """
+    numbers: dict[tuple[str, str | None], set[str]] = {}
+    for whose in owners:
+        if whose.number:
+            lesson = lesson_in_name(whose.file)
+            numbers.setdefault((whose.learner, lesson), set()).add(whose.number)
+    return {learner for (learner, _), found in numbers.items() if len(found) > 1}
 
 
 def _take_zip(learner: str, name: str, data: bytes, collected: Collected) -> None:
@@ -230,22 +305,25 @@ def _take_zip(learner: str, name: str, data: bytes, collected: Collected) -> Non
         collected.files.append(File(learner, name, None, "there is no notebook in it"))
 
 
-def owner(inside: str, roster: Roster) -> tuple[str, str]:
-    """(learner, name of the file) of a path inside of what was handed in."""
-    parts = [printable(part) for part in PurePosixPath(inside.replace("\\", "/")).parts]
-    # A zip often holds one folder with everything in it; it is no learner if the roster does not know it.
+def owner(parts: Sequence[str], roster: Roster) -> Owner:
+    """Whose file it is, by the parts of its path inside of what was handed in."""
     first, rest = parts[0], "/".join(parts[1:])
     moodle = _MOODLE.fullmatch(first)
     if moodle:
-        name = rest or moodle["file"]
-        return roster.find(moodle["name"], moodle["id"]) or moodle["name"], name
+        known = roster.find(moodle["name"], moodle_id=moodle["id"])
+        return Owner(known or moodle["name"], rest or moodle["file"], "" if known else moodle["id"])
     if rest:
-        return roster.find(first) or first, rest
+        return Owner(roster.find(first) or first, rest)
     canvas = _CANVAS.fullmatch(first)
     if canvas:
-        return roster.find(canvas["name"], canvas["id"]) or canvas["name"], canvas["file"]
+        known = roster.find(canvas["name"], canvas_id=canvas["id"])
+        return Owner(known or canvas["name"], canvas["file"], "" if known else canvas["id"])
     named = _NAMED.fullmatch(first)
     if named:
-        return roster.find(named["learner"]) or named["learner"], named["file"]
+        return Owner(roster.find(named["learner"]) or named["learner"], named["file"])
     stem = first.rpartition(".")[0]
-    return roster.find(stem) or stem, first
+    return Owner(roster.find(stem) or stem, first)
+
+
+def _parts(inside: str) -> tuple[str, ...]:
+    return tuple(printable(part) for part in PurePosixPath(inside.replace("\\", "/")).parts)
