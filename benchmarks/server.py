@@ -3,10 +3,10 @@
     python benchmarks/server.py [--clients 64] [--rounds 3] [--write benchmarks/server.md]
 
 `tinyvllm serve tiny-stories` runs in a process of its own; the clients are coroutines of this one, on the same cores,
-so what they cost is in the figures. Each client sends one streamed completion of 64 tokens (prompts of 3 to 30 tokens,
-half of them greedy, all with a seed, no early end). First the clients come one after the other, then all at once, in
-turns for each round; every text must be the same both times. The time to first token is from the sending of the request
-to the first event that has text.
+so what they cost is in the figures; how long each of the two computed is said below the table. Each client sends one
+streamed completion of 64 tokens (prompts of 3 to 30 tokens, half of them greedy, all with a seed, no early end). First
+the clients come one after the other, then all at once, in turns for each round; every text must be the same both times.
+The time to first token is from the sending of the request to the first event that has text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import datetime
 import itertools
 import json
+import math
 import os
 import platform
 import statistics
@@ -89,8 +90,21 @@ async def timed(work: Coroutine[Any, Any, list[Stream]]) -> tuple[float, list[St
     return time.perf_counter() - began, streams
 
 
-async def measure(url: str, clients: int, rounds: int) -> dict[str, list[tuple[float, list[Stream]]]]:
-    """(seconds, streams) of each round, with one client at a time and with all at once."""
+def computed(process: int) -> float:
+    """Seconds that all threads of another process have computed; NaN where the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(
+    url: str, server: int, clients: int, rounds: int
+) -> tuple[dict[str, list[tuple[float, list[Stream]]]], list[tuple[float, float]]]:
+    """Of each round: (seconds, streams) with one client at a time and with all at once, and for the latter the seconds
+    that clients and server computed."""
+    costs = []
     results: dict[str, list[tuple[float, list[Stream]]]] = {
         "one client at a time": [],
         f"{clients} at once": [],
@@ -100,11 +114,13 @@ async def measure(url: str, clients: int, rounds: int) -> dict[str, list[tuple[f
         await all_at_once(client, clients)  # connections are made, kernels compiled
         for _ in range(rounds):
             for (_, found), way in zip(results.items(), (one_by_one, all_at_once), strict=True):
+                before = time.process_time(), computed(server)
                 found.append(await timed(way(client, clients)))
+            costs.append((time.process_time() - before[0], computed(server) - before[1]))
     texts = {tuple(stream.text for stream in streams) for found in results.values() for _, streams in found}
     if len(texts) != 1:
         raise SystemExit("some client did not get the text that it gets alone")
-    return results
+    return results, costs
 
 
 def start_server(clients: int) -> tuple[subprocess.Popen[str], str]:
@@ -140,7 +156,11 @@ def processor() -> str:
 
 
 def report(
-    results: dict[str, list[tuple[float, list[Stream]]]], clients: int, load: tuple[float, float], what: str
+    results: dict[str, list[tuple[float, list[Stream]]]],
+    costs: list[tuple[float, float]],
+    clients: int,
+    load: tuple[float, float],
+    what: str,
 ) -> str:
     """The record, in Markdown."""
     command = " ".join(["python benchmarks/server.py", *sys.argv[1:]])
@@ -168,11 +188,19 @@ def report(
         lines.append(
             f"| {name} | {rate:.0f} | {rate / base:.2f} | {p50 * 1e3:.0f} | {p95 * 1e3:.0f} | {between * 1e3:.1f} |"
         )
+    many_rounds = list(results.values())[1]
     ratios = [one / many for (one, _), (many, _) in zip(*results.values(), strict=True)]
     lines += [
         "",
         f"All {clients} texts were the same in all {2 * rounds} runs. Ratio in each round:"
         f" {', '.join(f'{ratio:.2f}' for ratio in ratios)}.",
+    ]
+    whole = statistics.median(seconds for seconds, _ in many_rounds)
+    ours, theirs = (statistics.median(cost) for cost in zip(*costs, strict=True))
+    lines += [
+        "",
+        f"With {clients} at once the clients computed for {ours:.2f} s, the server's threads together for"
+        f" {theirs:.2f} s (medians), and a round took {whole:.2f} s.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -189,11 +217,11 @@ def main() -> None:
     before = os.getloadavg()[0]
     process, url = start_server(options.clients)
     try:
-        results = asyncio.run(measure(url, options.clients, options.rounds))
+        results, costs = asyncio.run(measure(url, process.pid, options.clients, options.rounds))
     finally:
         process.terminate()
         process.wait(60)
-    text = report(results, options.clients, (before, os.getloadavg()[0]), describe())
+    text = report(results, costs, options.clients, (before, os.getloadavg()[0]), describe())
     print(text, end="")
     if options.write:
         Path(options.write).write_text(text)

@@ -85,7 +85,8 @@ print(tokenizer.encode("<|bos|><|user|>Hi<|end|><|assistant|>").tokens)
 #
 # ## 24.1 · A conversation as one prompt
 #
-# The template is run by the package `jinja2`, in a sandbox, since it came out of a file that a stranger wrote. It gets the names that it may use; a name that it is not given is the empty text, without an error.
+# The template is run by the package `jinja2`, in a sandbox, since it came out of a file that a stranger wrote. Templates use the names
+# `messages`, `bos_token`, `eos_token` and `add_generation_prompt` (whether the answer is to begin). `{{ name }}` of a name that nobody gave prints nothing, without an error.
 # `tokenizer.encode` takes `add_special_tokens`.
 
 # %%
@@ -217,7 +218,7 @@ check("24.2", events)
 #
 # ## 24.3 · One loop, many clients
 #
-# `engine` is your engine of lesson 23: `add_request` (a `ValueError` for what can never fit), `abort` (an id that it does not know is no error), `has_work`, and `step`, which gives an output for each request that got a token, with *all* its
+# `engine` is your engine of lesson 23: `add_request` (a `ValueError` for what can never fit), `abort` (an id that it does not know is no error), `has_work` (a property: no brackets), and `step()`, which gives an output for each request that got a token, with *all* its
 # tokens so far in `output.outputs[0].token_ids`, and `output.finished`.
 #
 # - **`run`**: orders; then a step, in a thread; then each output into its client's queue. Is there no work, wait for `self.wake`, and look again. It never ends by itself.
@@ -227,7 +228,7 @@ check("24.2", events)
 # A queue may be gone when an output comes: its client left during the step.
 #
 # The check lets clients come and go in the midst of steps, and counts in steps. In its reports `script` has the tokens that each client is to get, `comes` the step in which it comes (0: before the first; `idle`: when all is
-# quiet), and `drops` the step in which it goes. `seats` is how many requests the engine runs at once.
+# quiet), and `drops` the step in which it goes. A client in `reads` has read so many tokens by then, and goes at a `yield`; the others go while they wait. `seats` is how many requests the engine runs at once.
 
 # %%
 # Exercise 24.3 - one loop, many clients
@@ -316,7 +317,7 @@ show("24.3")
 # but a place in the queue. And `g` comes when all is quiet; it wakes the loop.
 #
 # From here on `engine` is `tinyvllm_ref.server.AsyncEngine`: your class with a few more things that a server needs, such as a limit for the queue, and an end in good order. `stream = await engine.submit(ids, params)` puts a request in the queue;
-# `async for delta in stream` gives what is new after each step, in `delta.text`, `delta.token_ids` and `delta.finish_reason`; `stream.abort()` ends it.
+# `async for delta in stream` gives what is new after each step, in `delta.text` (it can be empty), `delta.token_ids` and `delta.finish_reason`; `stream.abort()` ends it.
 #
 # ## A client that goes
 #
@@ -398,9 +399,9 @@ check("24.4", follow)
 # | whole: `object`, text | `text_completion`, `choices[0].text` | `chat.completion`, `choices[0].message.content` |
 # | streamed: `object`, text | `text_completion`, `choices[0].text` | `chat.completion.chunk`, `choices[0].delta.content` |
 #
-# With `"stream": true` each delta is an event, and the first one of a chat has the role. Without it, the client gets one JSON object when the text is complete; such a client can hang up as well.
+# With `"stream": true` each delta is an event, and the first one of a chat has the role. Without it, the client gets one JSON object when the text is complete; such a client can hang up as well. Its `usage` counts `prompt_tokens` (those of `stream.prompt_token_ids`), `completion_tokens` and `total_tokens`.
 #
-# Whose fault is an error? What the *client* can mend is a 400: JSON that is none, a prompt that is missing, a temperature of -1 or too many tokens (in both cases a `ValueError` says why). Another model's name is a 404. `raise Refused(status, message)` makes the answer of it.
+# Whose fault is an error? What the *client* can mend is a 400: JSON that is none, a prompt that is missing, a temperature of -1 or too many tokens (a `ValueError` or a `TypeError` says why). Another model's name is a 404. `raise Refused(status, message)` makes the answer of it.
 #
 # `event`, `DONE` and `follow` are those of your cells above. Most of the rest is given; fill in `submit`, `stream_out` and `send_whole`.
 

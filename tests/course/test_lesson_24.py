@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import textwrap
 import threading
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +79,9 @@ class _ForTheReference:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
+    def check_room(self, completions: int) -> None:
+        """There is always room."""
+
     async def submit_many(self, prompts: Any) -> list[Any]:
         streams = [await self.engine.submit(ids, params) for ids, params in prompts]
         for stream, (_, params) in zip(streams, prompts, strict=True):
@@ -134,6 +139,41 @@ def test_it_runs_within_a_loop():
 
 # ---------------- other right answers
 
+_OTHER_LOOPS = {
+    "cleared before the wait": (
+        "            await self.wake.wait()\n                self.wake.clear()\n",
+        "            self.wake.clear()\n                await self.wake.wait()\n",
+    ),
+    "another loop instead of continue": (
+        "            if not self.engine.has_work:\n                await self.wake.wait()\n"
+        "                self.wake.clear()\n"
+        "                continue\n",
+        "            while not self.engine.has_work:\n                await self.wake.wait()\n"
+        "                self.wake.clear()\n"
+        "                self.carry_out_orders()\n",
+    ),
+    "aborted in any case": (
+        '            if not finished:\n                self.order("abort", request.request_id)',
+        '            self.order("abort", request.request_id)',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OTHER_LOOPS)
+def test_small_changes_of_the_loop(name):
+    source, (old, new) = solution_cell("24.3"), _OTHER_LOOPS[name]
+    assert old in source
+    passes("24.3", source.replace(old, new))
+
+
+def test_nothing_on_stderr_for_a_coroutine_that_nobody_awaited():
+    source = solution_cell("24.5").replace("return await engine.submit(", "return engine.submit(")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert not verdict("24.5", source).passed
+        gc.collect()
+    assert not [one for one in said if "never awaited" in str(one.message)]
+
 
 @pytest.mark.parametrize(
     "source",
@@ -150,6 +190,21 @@ def test_it_runs_within_a_loop():
             values["bos_token"] = values["bos_token"] or ""
             text = jinja2.Template(settings["chat_template"]).render(values)
             return list(tokenizer.encode(text, None, False, False).ids)
+        """,
+        # all that the settings have, less what is None
+        """
+        import jinja2.sandbox
+
+        def refuse(message):
+            raise ValueError(message)
+
+        def encode_chat(messages, settings, tokenizer):
+            environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            environment.globals["raise_exception"] = refuse
+            template = environment.from_string(settings["chat_template"])
+            names = {name: value for name, value in settings.items() if value is not None}
+            text = template.render({**names, "messages": messages, "add_generation_prompt": True})
+            return tokenizer.encode(text, add_special_tokens=False).ids
         """,
     ],
 )

@@ -20,6 +20,7 @@ import uvicorn
 
 from tinyvllm_ref import LLM, SamplingParams
 from tinyvllm_ref.server import AsyncEngine, Settings, build_app
+from tinyvllm_ref.server.connection import TimedConnection
 
 MODEL = "tiny-stories"
 
@@ -27,12 +28,18 @@ MODEL = "tiny-stories"
 class Served:
     """A server in a thread of this process."""
 
-    def __init__(self, llm: LLM, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        settings: Settings | None = None,
+        connection: type[TimedConnection] = TimedConnection,
+        **options: Any,
+    ) -> None:
         self.llm = llm
         self.engine = AsyncEngine(llm, **options)
         app = build_app(self.engine, settings)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none")
+            uvicorn.Config(app, port=0, http=connection, log_config=None, access_log=False, ws="none")
         )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
         self._thread.start()
@@ -47,6 +54,11 @@ class Served:
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._server.server_state.connections)
 
     def check_idle(self) -> None:
         """Nothing waits or runs, and every block is free, at once or within moments."""

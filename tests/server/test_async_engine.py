@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -57,8 +58,6 @@ def test_many_coroutines_each_get_their_own(llm, reference):
 
 def test_the_event_loop_never_waits_for_a_step(llm):
     """A step that takes until the loop has turned 20 times: it would never end if the loop stood still for it."""
-    import threading
-
     turned = threading.Event()
     step = llm.engine.step
 
@@ -170,6 +169,66 @@ def test_what_waits_when_the_engine_closes_is_told_so(llm):
             await engine.submit(engine.encode("Once"), GREEDY)
 
     run(llm, use)
+
+
+def test_a_request_that_comes_while_another_thread_closes_is_refused(llm, monkeypatch):
+    async def use(engine):
+        check = engine.check_room
+
+        def check_and_close(completions):
+            check(completions)
+            engine.close()
+
+        engine.check_room = check_and_close
+        with pytest.raises(EngineStopped):
+            await asyncio.wait_for(engine.submit([5], GREEDY), 30)
+
+    run(llm, use)
+
+
+@pytest.mark.parametrize("what", ["abort", "output"])
+def test_whatever_fails_in_the_engine_s_thread_everyone_is_told(llm, what):
+    """An engine's `abort` that raises, and an output that cannot be read, after another stream's last one."""
+    short, long = (SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in (4, 900))
+
+    class Broken:
+        request_id = "1"
+
+        @property
+        def outputs(self):
+            raise RuntimeError("broken")
+
+    def fail(request_id):
+        raise RuntimeError("broken")
+
+    step = llm.engine.step
+
+    def broken_step():
+        outputs = step()
+        finished = [output for output in outputs if output.finished]
+        return [*finished, Broken()] if finished else outputs
+
+    async def main():
+        engine = AsyncEngine(llm)
+        streams = await engine.submit_many([([5], short), ([6], long), ([7], long)])
+        tasks = [asyncio.create_task(text_of(stream)) for stream in streams]
+        if what == "abort":
+            engine.llm.engine.abort = fail
+            engine.abort(streams[1].request_id)
+        else:
+            engine.llm.engine.step = broken_step
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert [isinstance(end, EngineStopped) for end in ends[1:]] == [True, True]
+        assert engine.failed
+        assert engine.in_hand == 0
+        with pytest.raises(EngineStopped):
+            await engine.submit([5], short)
+        assert await asyncio.to_thread(engine.close)
+        return ends[0]
+
+    end = asyncio.run(main())
+    if what == "output":
+        assert isinstance(end, str), "it had ended before"
 
 
 def test_an_event_loop_that_is_gone_leaves_nothing_behind(llm):

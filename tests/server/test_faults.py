@@ -74,6 +74,22 @@ def test_a_client_that_is_killed_frees_its_blocks(server, stream, reset):
     server.check_idle()
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_client_that_goes_is_no_error_of_the_server(complete):
+    """Whether it waits for its answer or is in the midst of its body: neither the log nor the metrics say 500."""
+    with served(LLM(MODEL, num_blocks=256)) as server, server.http() as http:
+        body = json.dumps(LONG).encode()
+        with connection(server) as client:
+            client.sendall(post(body) if complete else post(body, length=len(body) + 1))
+            if complete:
+                wait_for(lambda: server.engine.stats.running == 1)
+            else:
+                wait_for(lambda: server.connections >= 1)
+        count = 'tinyvllm_http_responses_total{status="499"} 1.0'
+        wait_for(lambda: count in http.get("/metrics").text)
+        assert 'status="500"' not in http.get("/metrics").text
+
+
 def test_a_client_that_reads_nothing_holds_nobody_up(server, reference):
     with connection(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -187,6 +203,10 @@ def test_a_wrong_content_type(server, http, kind):
         b'{"model": "tiny-stories", "prompt": "Once", "seed": ' + b"9" * 5000 + b"}",
         b'{"model": "tiny-stories", "prompt": "xyzzy-plugh \\ud800"}',
         b'{"model": "tiny-stories", "prompt": "xyzzy-plugh", "xyzzy-plugh"}',
+        b'{"model": "tiny-stories", "prompt": "xyzzy-plugh \xed\xa0\x80"}',  # half of a surrogate pair, as UTF-8
+        '{"model": "tiny-stories", "prompt": "xyzzy-plugh \\ud800"}'.encode("utf-16"),
+        b'{"model": "tiny-stories", "prompt": "Once", "prompt": "xyzzy-plugh"}',
+        json.dumps({"model": MODEL, "prompt": "Once"} | {f"xyzzy-plugh{k}": k for k in range(2000)}).encode(),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -224,7 +244,7 @@ WRONG = [
     ("suffix", ["xyzzy-plugh", 3]),
     ("logit_bias", [{"5": 1}, 3, []]),
     ("user", [3, {}]),
-    ("stop_token_ids", [[-1], 3, ["a"], [10**20]]),
+    ("stop_token_ids", [[-1], 3, ["a"], [10**20], [5] * 1025]),
     ("top_k", [-2, 1.5, 10**20]),
     ("min_p", [-0.1, 1.1]),
     ("repetition_penalty", [0, -1, 1e400]),
@@ -294,6 +314,36 @@ def test_more_at_once_than_can_ever_wait(server, http):
     body = {"model": MODEL, "prompt": [SECRET] * 10, "n": 128, "max_tokens": 1}
     error = error_of(http.post("/v1/completions", json=body), 400)
     assert "at most 320" in error["message"]
+
+
+def test_what_is_refused_anyway_is_not_made_tokens_of(server, http, monkeypatch):
+    """It takes seconds for a megabyte, during which other clients get no answer."""
+    encoded = []
+    monkeypatch.setattr(server.llm.tokenizer, "encode", lambda text, **options: encoded.append(text) or [5])
+    many = {"model": MODEL, "prompt": [SECRET] * 321}
+    assert "at most 320" in error_of(http.post("/v1/completions", json=many), 400)["message"]
+    for path, field in (
+        ("/v1/completions", {"prompt": SECRET * 50_000}),
+        ("/v1/chat/completions", {"messages": [{**MESSAGE, "content": SECRET * 50_000}]}),
+    ):
+        error = error_of(http.post(path, json={"model": MODEL, **field}), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "550," in error["message"]
+    assert encoded == []
+
+
+def test_the_longest_text_that_fits_is_not_refused_for_its_length(server, http):
+    """1,023 times the token with the most bytes."""
+    tokenizer = server.llm.tokenizer
+    longest = max((tokenizer.decode([token]) for token in range(server.llm.config.vocab_size)), key=len)
+    (token,) = tokenizer.encode(longest, add_special_tokens=False)
+    assert len(longest.encode()) == len(tokenizer.token_bytes(token))
+    count = 1024
+    while len(tokenizer.encode(longest * count)) > 1023:
+        count -= 1
+    assert count > 900
+    body = {"model": MODEL, "prompt": longest * count, "max_tokens": 1}
+    assert http.post("/v1/completions", json=body).is_success
 
 
 def test_unknown_paths_and_methods(server, http):

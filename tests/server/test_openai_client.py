@@ -255,6 +255,42 @@ def test_echo_gives_the_prompt_before_the_answer(server, client, stream):
     assert texts == {c.index: PROMPTS[c.index] + c.text for c in plain.choices}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Once upon a time",
+        "Zoé 🙂 saw 東京",
+        "<|user|>Tell me a story.<|end|><|assistant|>",
+        "<|bos|>Once<|end|> upon",
+        [1, 5, 260, 1, 5],
+        [5, 1],
+    ],
+)
+def test_each_token_s_place_is_where_its_text_begins(server, client, reference, prompt, n):
+    """Of the prompt's tokens and the completion's; a text may spell special tokens, and echo gives it as it is."""
+    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "seed": 2, "n": n}
+    choices = client.completions.create(**asked, echo=True, logprobs=1).choices
+    token_bytes = reference.tokenizer.token_bytes
+    ids = prompt if isinstance(prompt, list) else reference.tokenizer.encode(prompt)
+    shown = reference.tokenizer.decode(ids) if isinstance(prompt, list) else prompt
+    counted = [not isinstance(prompt, list) or reference.tokenizer.decode([token]) != "" for token in ids]
+    counted[0] = counted[0] and shown.encode().startswith(token_bytes(ids[0]))
+    expected, before = [], b""
+    for token, counts in zip(ids, counted, strict=True):
+        expected.append(len(before.decode(errors="ignore")))
+        before += token_bytes(token) if counts else b""
+    assert before.decode() == shown
+    for choice in choices:
+        assert choice.text.startswith(shown)
+        offsets = choice.logprobs.text_offset
+        assert offsets[: len(ids)] == expected
+        assert offsets[len(ids)] == len(shown)
+        for token, place in zip(choice.logprobs.tokens[len(ids) :], offsets[len(ids) :], strict=True):
+            if not token.startswith(("bytes:", "<|")):
+                assert choice.text[place:].startswith(token)
+
+
 def test_max_tokens_0_gives_nothing(server, client):
     answer = client.completions.create(model=MODEL, prompt=PROMPTS[0], max_tokens=0)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "length")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -80,6 +81,45 @@ def test_what_takes_too_long_after_sigterm_is_aborted():
         assert {error["code"] for error in errors} == {"unavailable"}
         assert "Traceback" not in server.log
         assert "xyzzy" not in server.log
+
+
+def test_a_client_that_reads_nothing_does_not_hold_the_end_up():
+    with process("--shutdown-seconds", "0.5") as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        asked = {**LONG, "prompt": [5] * 500, "max_tokens": 8, "n": 16, "echo": True, "logprobs": 20}
+        body = json.dumps(asked).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        wait_for(lambda: metric(server.url, "requests_running") > 0)
+        wait_for(lambda: metric(server.url, "requests_running") == 0, 60)  # its answer waits for it
+        server.terminate()
+        assert server.wait(30) == 0
+        assert "Traceback" not in server.log
+        assert "xyzzy" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_signal_while_the_model_loads_ends_the_process_with_0(number, swallowed):
+    """Also where some code of the loading lets no exception through, as a C library's callback does."""
+    code = (
+        "import sys, time; from tinyvllm_ref.server import lifecycle; LLM = lifecycle.LLM\n"
+        "def load(*a, **k):\n"
+        "    print('loading', flush=True)\n"
+        "    try: time.sleep(60)\n"
+        f"    except BaseException:\n        if not {swallowed}: raise\n"
+        "    return LLM(*a, **k)\n"
+        "lifecycle.LLM = load\n"
+        f"from tinyvllm_ref.cli import main; sys.argv = ['tinyvllm', 'serve', '{MODEL}', '--port', '0']; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout.readline() == "loading\n"
+        server.send_signal(number)
+        said, errors = server.communicate(timeout=60)
+    assert (said, errors, server.returncode) == ("", "", 0)
 
 
 @pytest.mark.parametrize("where", ["0.0.0.0", "127.0.0.1"])

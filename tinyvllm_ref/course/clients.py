@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import codecs
 import ctypes
+import inspect
 import itertools
 import json
 import re
 import selectors
 import threading
+import traceback
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import SimpleNamespace
@@ -81,8 +83,17 @@ def in_a_loop(main: Callable[[], Coroutine[Any, Any, Any]], patience: float | No
             raise
     value, error = found[0]
     if error is not None:
+        _close_what_never_ran(error)
         raise error
     return value
+
+
+def _close_what_never_ran(error: BaseException) -> None:
+    """A coroutine that an answer forgot to await says so on stderr when it is thrown away; closed, it is silent."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in list(frame.f_locals.values()):
+            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
 
 
 class _PatientSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type, unused-ignore]
@@ -431,6 +442,8 @@ class Connection:
         What was sent to the client.
     steps : list of int
         For each packet, how many steps the engine had made.
+    late : list of bytes
+        What was sent after the client had gone.
     """
 
     def __init__(self, body: Sequence[bytes] = (), engine: ServedScript | None = None) -> None:
@@ -440,6 +453,7 @@ class Connection:
         self.headers: dict[str, str] = {}
         self.packets: list[bytes] = []
         self.steps: list[int] = []
+        self.late: list[bytes] = []
         self.complete = self.gone = self.broken = False
         for number, part in enumerate(body, 1):
             more = number < len(body)
@@ -464,7 +478,9 @@ class Connection:
             raise RuntimeError("send() got a body after the last one (more_body was False or missing)")
         if not isinstance(body, bytes):
             raise TypeError(f"send() got a body of type {type(body).__name__}; it must be bytes")
-        if not self.gone:
+        if self.gone:
+            self.late.append(body)
+        else:
             self.packets.append(body)
             self.steps.append(len(self.engine.rows) if self.engine else 0)
         if not message.get("more_body", False):

@@ -12,7 +12,7 @@ from .deltas import Delta
 from .metrics import Metrics
 from .protocol import ChatRequest, CompletionRequest
 from .streaming import merged
-from .tokens import CompletionLogprobs, TokenTexts, chat_logprobs
+from .tokens import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_logprobs
 
 
 class _Answer:
@@ -124,7 +124,9 @@ class CompletionAnswer(_Answer):
         texts: Sequence[str],
     ) -> None:
         super().__init__(engine, asked, streams, metrics)
+        self._engine = engine
         self._prompt_texts = texts
+        self._prompt_lists: dict[int, dict[str, Any]] = {}
         self._nothing = asked.max_tokens == 0  # the engine gives one token at least; it is not shown
         self._unechoed = set(range(len(streams) * asked.count)) if asked.echo else set()
         self._lists = [CompletionLogprobs(self._texts, engine) for _ in range(len(streams) * asked.count)]
@@ -143,7 +145,8 @@ class CompletionAnswer(_Answer):
         found = []
         if index in self._unechoed:  # with the first delta, for the prompt's log probabilities come with it
             self._unechoed.discard(index)
-            found.append(self._choice(index, self._prompt_texts[number], self._echoed(number, index)))
+            self._lists[index].skip(self.streams[number].prompt_token_ids, self._prompt_texts[number])
+            found.append(self._choice(index, self._prompt_texts[number], self._echoed(number)))
         tokens = () if self._nothing else delta.token_ids
         text = "" if self._nothing else delta.text
         logprobs = None
@@ -154,11 +157,20 @@ class CompletionAnswer(_Answer):
             found.append(self._choice(index, text, logprobs, reason))
         return found
 
-    def _echoed(self, number: int, index: int) -> dict[str, Any] | None:
+    def _echoed(self, number: int) -> dict[str, Any] | None:
+        """Log probabilities of a prompt: made once for all its completions."""
         stream = self.streams[number]
         if stream.prompt_logprobs is None:
             return None
-        return self._lists[index].add(stream.prompt_token_ids, stream.prompt_logprobs)
+        if number not in self._prompt_lists:
+            self._prompt_lists[number] = prompt_logprobs(
+                self._texts,
+                self._engine,
+                stream.prompt_token_ids,
+                stream.prompt_logprobs,
+                self._prompt_texts[number],
+            )
+        return self._prompt_lists[number]
 
     def _choice(
         self, index: int, text: str, logprobs: Any = None, reason: str | None = None

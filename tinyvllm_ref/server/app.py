@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -23,7 +23,7 @@ from ..sampling_params import SamplingParams
 from .answers import ChatAnswer, CompletionAnswer
 from .async_engine import AsyncEngine, EngineBusy, EngineStopped, OutputStream
 from .errors import ApiError, busy, internal, stopped
-from .guard import Guard
+from .guard import CLIENT_GONE, Guard
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi import schema
 from .page import page
@@ -59,7 +59,12 @@ def build_app(engine: AsyncEngine, settings: Settings | None = None) -> ASGIApp:
         yield
         await asyncio.to_thread(engine.close, 1.5)
 
-    handlers: Any = {ApiError: _api_error, HTTPException: _http_error, Exception: _other_error}
+    handlers: Any = {
+        ApiError: _api_error,
+        HTTPException: _http_error,
+        ClientDisconnect: _client_gone,
+        Exception: _other_error,
+    }
     app = Starlette(
         routes=[
             Route("/", page),
@@ -115,7 +120,9 @@ class _Endpoints:
             logprobs=asked.logprobs,
             prompt_logprobs=asked.logprobs if asked.echo else None,
         )
-        ids = await _refused_as_400("prompt", self._encode, asked.prompts)
+        with self._refusals("prompt"):  # before its tokens cost anything
+            self._engine.check_room(len(asked.prompts) * asked.count)
+        ids = await self._off_the_loop("prompt", self._encode, asked.prompts)
         texts = []
         if asked.echo:
             texts = [p if isinstance(p, str) else self._engine.decode(p) for p in asked.prompts]
@@ -130,7 +137,9 @@ class _Endpoints:
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         )
         messages = [message.plain() for message in asked.messages]
-        ids = await _refused_as_400("messages", self._engine.encode_chat, messages)
+        with self._refusals("messages"):
+            self._engine.check_room(asked.count)
+        ids = await self._off_the_loop("messages", self._engine.encode_chat, messages)
         streams = await self._submit("messages", [(ids, params)])
         return self._answer(ChatAnswer(self._engine, asked, streams, self._metrics))
 
@@ -169,9 +178,19 @@ class _Endpoints:
     async def _submit(
         self, field: str, prompts: Sequence[tuple[list[int], SamplingParams]]
     ) -> list[OutputStream]:
-        """The prompts in the engine's queue, or an answer that says why not."""
-        try:
+        with self._refusals(field):
             return await self._engine.submit_many(prompts)
+
+    async def _off_the_loop(self, field: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what may take long in a thread."""
+        with self._refusals(field):
+            return await asyncio.to_thread(function, *arguments)
+
+    @contextlib.contextmanager
+    def _refusals(self, field: str) -> Iterator[None]:
+        """What the engine refuses, as answers that say why."""
+        try:
+            yield
         except ValueError as error:
             message = str(error)
             code = "context_length_exceeded" if "context length" in message else "invalid_value"
@@ -191,16 +210,13 @@ class _Endpoints:
         return WholeAnswer(answer.streams, whole, self._settings.retry_seconds)
 
 
-async def _refused_as_400(field: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Run what may take long beside the event loop; its ValueError is the client's."""
-    try:
-        return await asyncio.to_thread(function, *arguments)
-    except ValueError as error:
-        raise ApiError(400, str(error), param=field, code="invalid_value") from None
-
-
 async def _api_error(request: Request, error: ApiError) -> Response:
     return error.response()
+
+
+async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
+    """In the midst of its body. Nobody gets this answer; it is for the log and the metrics."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _other_error(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import threading
@@ -25,6 +26,7 @@ from .deltas import Delta, DeltaMaker
 from .failures import where
 
 _FAILED = "the engine has failed"
+_NORMALIZED = 4  # a tokenizer may shorten a text before it divides it (NFC, to a third at most)
 
 log = logging.getLogger("tinyvllm.engine")
 
@@ -114,6 +116,10 @@ class OutputStream:
         self._engine.abort(self.request_id)
 
 
+# (stream, deltas, whether they are the last, log probabilities of the prompt)
+_News = tuple[OutputStream, list[Delta], bool, Any]
+
+
 class AsyncEngine:
     """Runs an :class:`~tinyvllm_ref.llm.LLM` in a thread of its own, for coroutines.
 
@@ -196,10 +202,12 @@ class AsyncEngine:
         """:meth:`submit` several prompts, all of them or none."""
         for ids, params in prompts:
             self._check_fits(ids, params)
-        self._check_room(sum(params.n for _, params in prompts))
+        self.check_room(sum(params.n for _, params in prompts))
         streams = [OutputStream(self, f"{next(self._ids)}", list(ids), params) for ids, params in prompts]
         self._start()
         with self._wake:
+            if self._stopping:  # by another thread, since the check: nobody would answer any more
+                raise EngineStopped(self._refusing or _FAILED)
             self._in_hand |= {stream.request_id: stream.params.n for stream in streams}
             self._added.extend(streams)
             self._wake.notify()
@@ -221,7 +229,14 @@ class AsyncEngine:
                 self._wake.notify()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
+        """Token ids of a prompt.
+
+        Raises
+        ------
+        ValueError
+            The text is so long that no tokens of it could fit into the context.
+        """
+        self._check_length(text)
         return list(self.llm.tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -230,13 +245,27 @@ class AsyncEngine:
         Raises
         ------
         ValueError
-            The model has no template, or it refuses the conversation.
+            The model has no template, it refuses the conversation, or the text is too long as for :meth:`encode`.
         """
-        return list(self.llm._template().encode_chat(messages))
+        template = self.llm._template()
+        if sum(len(str(message.get("content"))) for message in messages) > _NORMALIZED * self.max_model_len:
+            self._check_length(template.apply_chat_template(messages))
+        return list(template.encode_chat(messages))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids."""
         return str(self.llm.tokenizer.decode(ids))
+
+    def check_room(self, completions: int) -> None:
+        """Raise what :meth:`submit_many` would raise for so many completions at this moment."""
+        if self._refusing is not None:
+            raise EngineStopped(self._refusing)
+        if completions > self.capacity:
+            raise ValueError(
+                f"{completions} completions were asked for at once; at most {self.capacity} can wait and run"
+            )
+        if self.in_hand + completions > self.capacity:
+            raise EngineBusy(f"{self.capacity} completions wait or run, and no more may; try again later")
 
     @property
     def stats(self) -> EngineStats:
@@ -290,16 +319,6 @@ class AsyncEngine:
             self._thread = threading.Thread(target=self._run, name="tinyvllm-engine", daemon=True)
             self._thread.start()
 
-    def _check_room(self, completions: int) -> None:
-        if self._refusing is not None:
-            raise EngineStopped(self._refusing)
-        if completions > self.capacity:
-            raise ValueError(
-                f"{completions} completions were asked for at once; at most {self.capacity} can wait and run"
-            )
-        if self.in_hand + completions > self.capacity:
-            raise EngineBusy(f"{self.capacity} completions wait or run, and no more may; try again later")
-
     def _check_fits(self, ids: Sequence[int], params: SamplingParams) -> None:
         """What can be known here is refused here; the engine refuses the rest."""
         if not ids:
@@ -319,12 +338,33 @@ class AsyncEngine:
                 f" {limit}, the context length of this model"
             )
 
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that is far too long before it is made tokens of, which would take seconds."""
+        limit = self.max_model_len
+        if len(text) > _NORMALIZED * limit and self._longest_token:
+            size = len(text.encode())
+            if size > _NORMALIZED * limit * self._longest_token:
+                raise ValueError(
+                    f"the prompt has {size:,} bytes, which are more than {limit} tokens; it can have at most {limit},"
+                    " the context length of this model"
+                )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Bytes of it; 0 where the tokenizer, a learner's, does not tell."""
+        bytes_of = getattr(self.llm.tokenizer, "token_bytes", None)
+        if bytes_of is None:
+            return 0
+        return max(len(bytes_of(token)) for token in range(self.llm.config.vocab_size))
+
     # ---------------- the engine's thread
 
     def _run(self) -> None:
         """Steps while there is work; between two of them, what coroutines have asked for."""
-        while self._take_orders():
+        while True:
             try:
+                if not self._take_orders():
+                    return
                 outputs = self.llm.engine.step() if self._streams else []
                 self._hand_out(outputs)
             except Exception as error:
@@ -366,37 +406,43 @@ class AsyncEngine:
         if request_id not in self._streams:
             return
         stream, _ = self._streams.pop(request_id)
-        self.llm.engine.abort(request_id)
-        self._forget(request_id)
         reason = self._refusing or "the request was aborted"
-        self._call(stream, stream._queue.put_nowait, EngineStopped(reason))
+        try:
+            self.llm.engine.abort(request_id)
+        finally:  # if this fails, too: whoever waits is told
+            self._forget(request_id)
+            self._call(stream, stream._queue.put_nowait, EngineStopped(reason))
 
     def _hand_out(self, outputs: Sequence[Any]) -> None:
         """What a step gave, to those who wait: one call into the event loop for all of them."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, list[Delta], bool, Any]]] = {}
-        for output in outputs:
-            if output.request_id not in self._streams:
-                continue
-            stream, maker = self._streams[output.request_id]
-            deltas = maker.take(output)
-            if (
-                maker.finished and not output.finished
-            ):  # by a stop string, which a learner's engine cannot see
-                self.llm.engine.abort(output.request_id)
-            if maker.finished:
-                del self._streams[output.request_id]
-                self._forget(output.request_id)
-                self._preemptions += getattr(output, "num_preemptions", 0)
-            prompt_logprobs = None
-            if maker.first and getattr(output, "prompt_logprobs", None) is not None:
-                prompt_logprobs = list(output.prompt_logprobs)
-            news.setdefault(stream._loop, []).append((stream, deltas, maker.finished, prompt_logprobs))
-        for loop, items in news.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, items)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                with self._wake:
-                    self._aborted.extend(stream.request_id for stream, *_ in items)
+        news: dict[asyncio.AbstractEventLoop, list[_News]] = {}
+        try:
+            for output in outputs:
+                if output.request_id in self._streams:
+                    item = self._news(output)
+                    news.setdefault(item[0]._loop, []).append(item)
+        finally:  # if one fails, those before it may have ended: nobody else would tell them
+            for loop, items in news.items():
+                try:
+                    loop.call_soon_threadsafe(_deliver, items)
+                except RuntimeError:  # the loop is closed: nobody waits any more
+                    with self._wake:
+                        self._aborted.extend(stream.request_id for stream, *_ in items)
+
+    def _news(self, output: Any) -> _News:
+        """What is new for one stream."""
+        stream, maker = self._streams[output.request_id]
+        deltas = maker.take(output)
+        if maker.finished and not output.finished:  # by a stop string, which a learner's engine cannot see
+            self.llm.engine.abort(output.request_id)
+        if maker.finished:
+            del self._streams[output.request_id]
+            self._forget(output.request_id)
+            self._preemptions += getattr(output, "num_preemptions", 0)
+        prompt_logprobs = None
+        if maker.first and getattr(output, "prompt_logprobs", None) is not None:
+            prompt_logprobs = list(output.prompt_logprobs)
+        return stream, deltas, maker.finished, prompt_logprobs
 
     def _fail_all(self) -> None:
         self.failed, self._refusing = True, _FAILED
@@ -430,7 +476,7 @@ def _refuse(stream: OutputStream, error: Exception) -> None:
         stream._accepted.set_exception(error)
 
 
-def _deliver(items: list[tuple[OutputStream, list[Delta], bool, Any]]) -> None:
+def _deliver(items: list[_News]) -> None:
     for stream, deltas, finished, prompt_logprobs in items:
         if prompt_logprobs is not None:
             stream.prompt_logprobs = prompt_logprobs

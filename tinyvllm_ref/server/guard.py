@@ -25,6 +25,7 @@ from .settings import Settings
 log = logging.getLogger("tinyvllm.server")
 
 OPEN_PATHS = frozenset({"/", "/health"})  # need no key
+CLIENT_GONE = 499  # nginx's number for a client that goes before its answer begins
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./-]{0,80}")
 
 
@@ -65,13 +66,14 @@ class Guard:
             self._check_key(scope["path"], headers)
             await self.app(scope, body, answer.send)
         except ClientDisconnect:
-            answer.status = answer.status or 499  # nginx's number for a client that has gone
+            pass
         except ApiError as error:
             await answer.fail(error, scope, receive)
         except Exception as error:
             if body.refusal is None:
                 log.error("request %s failed: %s", answer.request_id, where(error))
             await answer.fail(body.refusal or internal(), scope, receive)
+        answer.status = answer.status or (CLIENT_GONE if body.gone else 500)
         path = scope["path"] if _PLAIN_PATH.fullmatch(scope["path"]) else "(another path)"
         log.info("%s %s %s %.3f s", scope["method"], path, answer.status, time.perf_counter() - began)
         self._on_answer(answer.status)
@@ -103,7 +105,10 @@ class Guard:
 
 
 class _LimitedBody:
-    """`receive` of a body that may be neither too long nor too slow; `refusal` says why it was not read."""
+    """`receive` of a body that may be neither too long nor too slow.
+
+    `refusal` says why it was not read, `gone` that the client has gone.
+    """
 
     def __init__(self, receive: Receive, headers: Headers, settings: Settings) -> None:
         self._receive = receive
@@ -114,10 +119,11 @@ class _LimitedBody:
         self._size = 0
         self._complete = False
         self.refusal: ApiError | None = None
+        self.gone = False
 
     async def __call__(self) -> Message:
         if self._complete:
-            return await self._receive()  # waits until the client goes
+            return self._seen(await self._receive())  # waits until the client goes
         if self._declared.isdigit() and int(self._declared) > self._limit:
             raise self._refused(self._too_large())
         try:
@@ -129,6 +135,10 @@ class _LimitedBody:
         if self._size > self._limit:
             raise self._refused(self._too_large())
         self._complete = not message.get("more_body", False)
+        return self._seen(message)
+
+    def _seen(self, message: Message) -> Message:
+        self.gone = self.gone or message["type"] == "http.disconnect"
         return message
 
     def _refused(self, error: ApiError) -> ApiError:

@@ -22,6 +22,7 @@ from ..llm import LLM
 from ..sampling_params import SamplingParams
 from .app import build_app
 from .async_engine import AsyncEngine
+from .connection import TimedConnection
 from .failures import where
 from .guard import Guard
 from .settings import Settings
@@ -90,6 +91,14 @@ def serve(options: ServeOptions, say: Callable[[str], None] = print) -> bool:
     if not options.shutdown_seconds >= 0:
         raise ValueError(f"shutdown_seconds is {options.shutdown_seconds}; it must be at least 0")
     settings = Settings(options.api_key, options.max_body_bytes, allowed_hosts=_allowed_hosts(options))
+    signals = _Signals()
+    try:
+        return _serve(options, settings, signals, say)
+    except _Ended:
+        return True
+
+
+def _serve(options: ServeOptions, settings: Settings, signals: _Signals, say: Callable[[str], None]) -> bool:
     with _listen(options.host, options.port) as listener:
         parts = Parts.mine() if options.mine else None
         llm = LLM(options.model, parts=parts, **options.engine)
@@ -99,34 +108,66 @@ def serve(options: ServeOptions, say: Callable[[str], None] = print) -> bool:
         _log_to_stderr()
         _warn(options, say)
         place = _address(options.host, listener)
-        server = _Server(_uvicorn_config(app, options), engine, options.shutdown_seconds)
+        server = _Server(_uvicorn_config(app, options), engine, options.shutdown_seconds, signals)
         server.when_ready = lambda: say(f"{engine.model_name} is served at {place} (Ctrl-C ends it)")
         server.run_to_the_end(listener)
         engine.close(0.5)  # the reference's application has done so; a learner's need not
     return not engine.failed
 
 
+class _Ended(BaseException):
+    """A signal came before anything was served."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT before uvicorn takes them over: they end what is being loaded.
+
+    uvicorn raises a signal once more when it is done: for this handler, because a process that has done all that it
+    was asked to exits with 0.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._loading = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def loaded(self) -> None:
+        """From now on a signal is noted only. One that some code had swallowed ends everything here."""
+        self._loading = False
+        if self.came:
+            raise _Ended
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.came = True
+        if self._loading:
+            raise _Ended
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, with an engine that must end in good order, too."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, shutdown_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: AsyncEngine, shutdown_seconds: float, signals: _Signals
+    ) -> None:
         super().__init__(config)
+        self._signals = signals
         self._engine = engine
         self._shutdown_seconds = shutdown_seconds
         self.when_ready: Callable[[], None] = lambda: None
 
     def run_to_the_end(self, listener: socket.socket) -> None:
         """Until a signal comes, and everything after it."""
-        # uvicorn raises the signal once more when it is done: for these, because a process that has done all
-        # that it was asked to exits with 0.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+        self._signals.loaded()
         self.run(sockets=[listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(_log_loop_error)
         await super().startup(sockets)
-        self.when_ready()
+        if self._signals.came:  # between the loading and uvicorn's own handlers
+            self.should_exit = True
+        else:
+            self.when_ready()
 
     async def on_tick(self, counter: int) -> bool:
         if self._engine.failed:
@@ -152,6 +193,7 @@ def _application(engine: AsyncEngine, settings: Settings, parts: Any) -> ASGIApp
 def _uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=TimedConnection,
         log_config=None,
         log_level="warning",
         access_log=False,  # the guard writes its own
@@ -231,13 +273,24 @@ def _warm_up(llm: LLM) -> None:
 
 
 def _log_to_stderr() -> None:
-    logger = logging.getLogger("tinyvllm")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(_without_traceback)
+    for name, level in (("tinyvllm", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = False
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """uvicorn would print one of an answer that it breaks off at the end."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage().strip()}: {where(error)}", ()
+    record.exc_info = None
+    return True
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ MAX_COMPLETIONS = 128
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 1024
+MAX_FIELDS = 1024  # of any JSON object
 
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "stop"),
@@ -44,13 +46,34 @@ def _one_message(message: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def _prompt(value: Any, handler: Any) -> Any:
+    """In place of trying one type after the other, which takes seconds for a body of a million numbers."""
+    several = isinstance(value, list) and bool(value)
+    if isinstance(value, str) or _are_tokens(value) or (several and all(isinstance(v, str) for v in value)):
+        return value
+    if several and all(_are_tokens(prompt) for prompt in value):
+        return value
+    raise ValueError(
+        "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    """Whether it is a non-empty list of numbers that can be token ids."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token) is int and 0 <= token < 2**31 for token in value)
+    )
+
+
 _UNSUPPORTED = _one_message("asks for what this server cannot do; leave it out")
 Prompt = Annotated[
     str
     | Annotated[list[str], Field(min_length=1)]
     | Annotated[list[Token], Field(min_length=1)]
     | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)],
-    _one_message("must be a string, a list of strings, a list of token ids, or a list of lists of token ids"),
+    WrapValidator(_prompt),
 ]
 Stop = Annotated[
     Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None,
@@ -86,7 +109,7 @@ class _Request(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
-    stop_token_ids: list[Token] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     # Of no consequence here.
     user: str | None = None
@@ -156,7 +179,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        str | Annotated[list[ContentPart], Field(min_length=1)],
+        str | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)],
         _one_message("must be a string or a non-empty list of parts of type text"),
     ]
     name: str | None = None
@@ -179,7 +202,7 @@ class ResponseFormat(BaseModel):
 class ChatRequest(_Request):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -203,32 +226,53 @@ class ChatRequest(_Request):
         return self
 
 
+class _NoRequest(ValueError):
+    """JSON's grammar may allow it; no request has it."""
+
+
 def parse_json(body: bytes) -> Any:
-    """A body as JSON, without what JSON has not: NaN, Infinity."""
+    """A body as JSON.
 
-    def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
-
+    Raises
+    ------
+    ApiError
+        It is no UTF-8 or no JSON; a number is NaN, Infinity or endless; a string holds half of a surrogate pair;
+        an object names a field twice, or has thousands of them.
+    """
     try:
-        value = json.loads(body, parse_constant=refuse)
-        if rb"\u" in body:
+        # json.loads would guess at UTF-16, and let surrogates through.
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
+        if r"\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError:
-        message = "the body is not valid JSON: a string holds half of a surrogate pair"
-        raise ApiError(400, message, code="invalid_json") from None
+        problem = "the body is not valid JSON: a string holds half of a surrogate pair"
     except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        problem = "the body is nested too deeply"
     except UnicodeDecodeError:
-        raise ApiError(400, "the body is not valid UTF-8", code="invalid_json") from None
+        problem = "the body is not valid UTF-8"
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ApiError(
-            400, f"the body is not valid JSON: {error.msg} ({place})", code="invalid_json"
-        ) from None
-    except ValueError as error:  # NaN, or an integer of thousands of digits
-        known = str(error) if "JSON number" in str(error) else "a number is too long"
-        raise ApiError(400, f"the body is not valid JSON: {known}", code="invalid_json") from None
+        problem = f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    except _NoRequest as error:
+        problem = f"the body is not valid JSON: {error}"
+    except ValueError:  # an integer of thousands of digits
+        problem = "the body is not valid JSON: a number is too long"
+    raise ApiError(400, problem, code="invalid_json")
+
+
+def _no_number(name: str) -> Any:
+    raise _NoRequest(f"{name} is no JSON number")
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Of two fields with one name, nobody can know which was meant."""
+    found = dict(fields)
+    if len(found) != len(fields):
+        raise _NoRequest("an object names a field twice")
+    if len(found) > MAX_FIELDS:
+        raise _NoRequest(f"an object has more than {MAX_FIELDS} fields")
+    return found
 
 
 Kind = TypeVar("Kind", bound=BaseModel)

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from .async_engine import EngineStopped, OutputStream
@@ -21,6 +20,7 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # or a proxy in front would keep the pieces until it has many
 ]
 DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 def event(data: Any) -> bytes:
@@ -29,7 +29,7 @@ def event(data: Any) -> bytes:
     >>> event({"text": "caf\\u00e9"})
     b'data: {"text":"caf\\\\u00e9"}\\n\\n'
     """
-    return b"data: " + json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(data).encode() + b"\n\n"
 
 
 async def merged(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, Delta]]:
@@ -121,12 +121,12 @@ class EventStream:
             except EngineStopped as error:
                 last = event(stopped(str(error), self._retry_seconds).body)
             except OSError:
-                raise ClientDisconnect from None
+                return
             except Exception:
                 await send({"type": "http.response.body", "body": event(internal().body), "more_body": False})
                 raise
             if gone():
-                raise ClientDisconnect
+                return
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
@@ -155,5 +155,5 @@ class WholeAnswer:
             except EngineStopped as error:
                 response = stopped(str(error), self._retry_seconds).response()
             if gone():
-                raise ClientDisconnect
+                return  # an error would become an answer with 500, in the metrics and the log
         await response(scope, receive, send)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from ..outputs import Logprob
 from .async_engine import AsyncEngine
 
 Logprobs = Mapping[int, Logprob]
+_CONTEXT = (
+    16  # tokens before a completion that can change its first character: four bytes, and their neighbours
+)
 
 
 class TokenTexts:
@@ -68,23 +73,69 @@ class CompletionLogprobs:
         self._stream = engine.llm.tokenizer.stream()
         self._offset = 0
 
-    def add(self, tokens: Sequence[int], found: Sequence[Logprobs | None]) -> dict[str, Any]:
-        """The lists for the next tokens; None stands for the first token of a prompt, which follows nothing."""
-        chosen, offsets, top = [], [], []
-        for token, values in zip(tokens, found, strict=True):
-            chosen.append(None if values is None else _finite(values[token].logprob))
-            top.append(None if values is None else self._best(values))
+    def skip(self, prompt: Sequence[int], text: str) -> None:
+        """The next token follows a prompt whose text is returned before it."""
+        for token in prompt[-_CONTEXT:]:
+            self._stream.push(token)
+        self._offset = len(text)
+
+    def add(self, tokens: Sequence[int], found: Sequence[Logprobs]) -> dict[str, Any]:
+        """The lists for the next tokens."""
+        offsets = []
+        for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._stream.push(token))
-        names = [self._texts.text_of(token) for token in tokens]
-        return {"tokens": names, "token_logprobs": chosen, "text_offset": offsets, "top_logprobs": top}
+        return _lists(self._texts, tokens, found, offsets)
 
-    def _best(self, values: Logprobs) -> dict[str, float]:
-        """By text, the most probable first; of two tokens with one text, the more probable."""
-        best: dict[str, float] = {}
-        for token, value in sorted(values.items(), key=lambda item: item[1].rank):
-            best.setdefault(self._texts.text_of(token), _finite(value.logprob))
-        return best
+
+def prompt_logprobs(
+    texts: TokenTexts, engine: AsyncEngine, tokens: Sequence[int], found: Sequence[Logprobs | None], text: str
+) -> dict[str, Any]:
+    """The same lists for a prompt that is returned before its completion, as `text`."""
+    return _lists(texts, tokens, found, _places(engine, tokens, text))
+
+
+def _places(engine: AsyncEngine, tokens: Sequence[int], text: str) -> list[int]:
+    """Where in the text each token begins.
+
+    A client's text may spell special tokens, which decoding leaves out. A text that was made of token ids has none of
+    them; and what was put in front, such as BOS, is in neither.
+    """
+    tokenizer = engine.llm.tokenizer
+    lengths = _lengths(tokenizer.stream(), tokens)
+    if sum(lengths) != len(text) and any(tokenizer.decode([token]) == "" for token in tokens):
+        with contextlib.suppress(TypeError):  # a learner's tokenizer need not give these texts
+            lengths = _lengths(tokenizer.stream(skip_special_tokens=False), tokens)
+    excess = max(0, sum(lengths) - len(text))
+    return [max(0, end - length - excess) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+
+def _lengths(stream: Any, tokens: Sequence[int]) -> list[int]:
+    """Characters that come with each token, and with the last those of an unfinished character."""
+    lengths = [len(stream.push(token)) for token in tokens]
+    lengths[-1] += len(stream.end())
+    return lengths
+
+
+def _lists(
+    texts: TokenTexts, tokens: Sequence[int], found: Sequence[Logprobs | None], offsets: list[int]
+) -> dict[str, Any]:
+    """None among `found` stands for the first token of a prompt, which follows nothing."""
+    chosen = [
+        None if values is None else _finite(values[token].logprob)
+        for token, values in zip(tokens, found, strict=True)
+    ]
+    top = [None if values is None else _best(texts, values) for values in found]
+    names = [texts.text_of(token) for token in tokens]
+    return {"tokens": names, "token_logprobs": chosen, "text_offset": offsets, "top_logprobs": top}
+
+
+def _best(texts: TokenTexts, values: Logprobs) -> dict[str, float]:
+    """By text, the most probable first; of two tokens with one text, the more probable."""
+    best: dict[str, float] = {}
+    for token, value in sorted(values.items(), key=lambda item: item[1].rank):
+        best.setdefault(texts.text_of(token), _finite(value.logprob))
+    return best
 
 
 def _finite(logprob: float) -> float:

@@ -211,6 +211,12 @@ return tokenizer.encode(text, add_special_tokens=____).ids""",
             variants=(_chat(('settings["bos_token"] or ""', '""')),),
         ),
         Mistake(
+            "no eos_token for the template",
+            _chat(('        eos_token=settings["eos_token"],\n', "")),
+            "Another model's template writes eos_token behind each message. A name that nobody gave prints as nothing, and joined to a text with + it is an error. Give the template both tokens.",
+            "Which names does this template use, and which of them did you give it?",
+        ),
+        Mistake(
             "no place for the answer",
             _chat(("        add_generation_prompt=True,\n", "")),
             "The prompt ends with the end of the user's message. Who speaks next is left to the model, which may well go on as the user. With add_generation_prompt=True the "
@@ -448,6 +454,13 @@ yield ____""",
             ),
             "Each event has all the text so far. The client adds what it gets to what it has, and so reads the beginning again and again. An event has what is new.",
             "What does a client do with the second event?",
+            variants=(
+                _events(
+                    ("    for id in ids:\n", '    text = ""\n    for id in ids:\n'),
+                    ("        piece = stream.push(id)\n        if piece:\n            yield event({\"text\": piece})\n", "        text += stream.push(id)\n        yield event({\"text\": text})\n"),
+                    (_END, '    yield event({"text": text + stream.end()})\n'),
+                ),
+            ),
         ),
         Mistake(
             "everything at the end",
@@ -461,6 +474,12 @@ yield ____""",
             _events(("    yield DONE\n", "")),
             "Clients of this API read until an event that is not JSON but [DONE]. Without it they cannot tell an answer that is complete from a connection that was cut.",
             "How does the client know that this was all?",
+        ),
+        Mistake(
+            "[DONE] as JSON",
+            _events(("    yield DONE\n", '    yield event("[DONE]")\n')),
+            "As JSON the word gets quotation marks, and a client that looks for [DONE] finds \"[DONE]\". The last event is not JSON: DONE has its bytes.",
+            "Which bytes does your last event have, and which has DONE?",
         ),
     ),
 )  # fmt: skip
@@ -477,15 +496,22 @@ def _loop_cases(rng: np.random.Generator) -> list[Case]:
         *,
         seats: int = 2,
         drops: dict[str, int] | None = None,
+        reads: dict[str, int] | None = None,
         refused: tuple[str, ...] = (),
     ) -> Case:
-        """`clients`: (name, tokens that it gets, the step in which it comes); `drops`: the step in which one goes."""
+        """`clients`: (name, tokens that it gets, the step in which it comes); `drops`: the step in which one goes.
+
+        `reads`: after so many tokens a client is busy with something else, and it goes from there, at a yield.
+        """
         script = {
             name: None if name in refused else rng.integers(10, 100, count).tolist()
             for name, count, _ in clients
         }
         comes = {name: at for name, _, at in clients}
-        return Case(label, {"script": script, "comes": comes, "drops": drops or {}, "seats": seats}, group)
+        inputs = {
+            "script": script, "comes": comes, "drops": drops or {}, "reads": reads or {}, "seats": seats,
+        }  # fmt: skip
+        return Case(label, inputs, group)
 
     return [
         case("one client", [("a", 3, 0)], "small"),
@@ -501,6 +527,14 @@ def _loop_cases(rng: np.random.Generator) -> list[Case]:
             "one goes that waits for a seat", [("a", 5, 0), ("b", 5, 0), ("c", 4, 0)], "gone", drops={"c": 2}
         ),
         case("one comes and goes within step 1", [("a", 4, 0), ("b", 4, 1)], "gone", drops={"b": 1}),
+        case("one goes at a yield", [("a", 6, 0), ("b", 5, 0)], "gone", drops={"a": 3}, reads={"a": 2}),
+        case(
+            "what can never fit goes at once",
+            [("a", 4, 0), ("b", 1, 1)],
+            "gone",
+            drops={"b": 1},
+            refused=("b",),
+        ),
     ]
 
 
@@ -511,9 +545,10 @@ def _run_loop(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 
     from tinyvllm_ref.course.clients import StepEngine, in_a_loop, is_busy, settle
 
-    script, comes, drops = inputs["script"], inputs["comes"], inputs["drops"]
+    script, comes, drops, reads = (inputs[name] for name in ("script", "comes", "drops", "reads"))
     got: dict[str, Any] = {name: [] for name in script}
     tasks: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     found: dict[str, Any] = {}
 
     async def client(service: Any, name: str) -> None:
@@ -522,6 +557,9 @@ def _run_loop(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             async with contextlib.aclosing(stream) as tokens:
                 async for token in tokens:
                     got[name].append(int(token))
+                    if len(got[name]) == reads.get(name):
+                        await leaves[name].wait()
+                        break
         except ValueError:
             got[name].append("ValueError")
 
@@ -531,8 +569,12 @@ def _run_loop(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
                 tasks[name] = asyncio.create_task(client(service, name))
                 await settle()
             for name in [name for name, at in drops.items() if at == step]:
-                tasks[name].cancel()
+                if name in reads:
+                    leaves[name].set()
+                else:
+                    tasks[name].cancel()
 
+        leaves.update((name, asyncio.Event()) for name in reads)
         engine = StepEngine(script, inputs["seats"], during)
         service = answer(engine)
         runner = asyncio.create_task(service.run())
@@ -575,7 +617,7 @@ def _expect_loop(inputs: Mapping[str, Any]) -> dict[str, Any]:
     def arrive(when: Any) -> None:
         for name in [name for name, at in comes.items() if at == when]:
             if script[name] is None:
-                got[name].append("ValueError")
+                got[name] += ["ValueError"] if drops.get(name) != when else []
             else:
                 waiting.append(name)
 
@@ -665,6 +707,7 @@ def _loop(*changes: tuple[str, str]) -> str:
     return _changed(_LOOP_TEXT, *changes)
 
 
+_RUN = _LOOP_TEXT.partition("        while True:\n")[2].partition("\n    def carry_out_orders")[0]
 _FINALLY = """        finally:
             del self.queues[request.request_id]
             if not finished:
@@ -744,7 +787,10 @@ finally:
             "step() computes on the event loop's own thread. For as long as it runs nothing else does: no new client is heard, no text is sent, nobody who hangs up is noticed. "
             "Give it to another thread, and await it.",
             "What does the loop do in the milliseconds in which a step is computed?",
-            variants=(_loop(("await asyncio.to_thread(self.engine.step)", "self.engine.step()\n            await asyncio.sleep(0)")),),
+            variants=(
+                _loop(("await asyncio.to_thread(self.engine.step)", "self.engine.step()\n            await asyncio.sleep(0)")),
+                _loop(("            outputs = await asyncio.to_thread(self.engine.step)", "            await asyncio.sleep(0)\n            outputs = self.engine.step()")),
+            ),
         ),
         Mistake(
             "orders carried out at once",
@@ -754,6 +800,13 @@ finally:
             "A client's coroutine calls the engine itself. But at that moment another thread may be in the midst of a step, with the lists of the scheduler half way from one state to "
             "the next. Leave a note, and let run carry it out between two steps.",
             "Which thread is inside the engine while your coroutine runs?",
+            variants=(_loop(('                self.order("abort", request.request_id)', "                self.engine.abort(request.request_id)")),),
+        ),
+        Mistake(
+            "a step before the orders",
+            _loop(("                self.wake.clear()\n                continue\n", "                self.wake.clear()\n")),
+            "The loop was woken by an order, and makes a step before it carries that order out: a step with nobody. After the wait look again, from the top.",
+            "Who is in the engine when the wait ends?",
         ),
         Mistake(
             "aborts before adds",
@@ -764,7 +817,6 @@ finally:
             "The order in which things were asked for matters.",
             "What does the engine do with an abort of an id that it has not heard of?",
             variants=(
-                _loop(("self.orders.pop(0)", "self.orders.pop()")),
                 _loop(
                     (
                         "        self.orders.append((what, argument))\n",
@@ -772,6 +824,13 @@ finally:
                     )
                 ),
             ),
+        ),
+        Mistake(
+            "the newest order first",
+            _loop(("self.orders.pop(0)", "self.orders.pop()")),
+            "pop() takes the last of a list: who came first is served last, and an abort is carried out before the add that it belongs to, when the engine does not know the request. "
+            "From the oldest to the newest.",
+            "Five orders wait. Which of them does your loop carry out first?",
         ),
         Mistake(
             "a dropped client runs on",
@@ -786,7 +845,23 @@ finally:
         del self.queues[request.request_id]
 """)),
                 _loop((_FINALLY, "        except ValueError:\n            raise\n")),
+                _loop((_FINALLY, _FINALLY.replace("finally:", "except asyncio.CancelledError:") + "            raise\n")),
+                _loop((_FINALLY, _FINALLY.replace("finally:", "except asyncio.CancelledError:"))),
             ),
+        ),
+        Mistake(
+            "orders only when all is quiet",
+            _loop((_RUN, """            await self.wake.wait()
+            self.wake.clear()
+            self.carry_out_orders()
+            while self.engine.has_work:
+                outputs = await asyncio.to_thread(self.engine.step)
+                for output in outputs:
+                    if output.request_id in self.queues:
+                        self.queues[output.request_id].put_nowait(output)
+""")),
+            "You look for orders when the engine has nothing left to do. Until then who comes waits for everybody else to end, and who goes is computed for. Look before each step.",
+            "A client comes while another one's text is being made. In which step does it run first?",
         ),
         Mistake(
             "one wrong request ends the loop",
@@ -811,6 +886,12 @@ finally:
             "A client can go while a step is computed, and its request is in that step. Its output comes all the same, and there is no queue for it: a KeyError ends the loop "
             "for everybody.",
             "Who has left between the beginning of a step and its end?",
+        ),
+        Mistake(
+            "a refusal for whoever has gone",
+            _loop(("                if argument.request_id in self.queues:\n                    self.queues[argument.request_id].put_nowait(error)", "                self.queues[argument.request_id].put_nowait(error)")),
+            "A client can have gone before its request is refused, and then there is no queue for the error: a KeyError ends the loop for everybody.",
+            "Who is still there when the order is carried out?",
         ),
         Mistake(
             "all tokens each time",
@@ -1070,13 +1151,6 @@ return not gone""",
             "What does the message say that came first?",
         ),
         Mistake(
-            "aborted only where the client says so",
-            _follow(("    finally:\n        watcher.cancel()\n        stream.abort()\n", "    finally:\n        watcher.cancel()\n")),
-            "A client that leaves in good order is noticed. But the connection may break while something is sent, or the server cancels the answer: then watch hears nothing, and the request "
-            "runs on. finally comes by in any case.",
-            "take raises an OSError. Who aborts?",
-        ),
-        Mistake(
             "the abort only where something fails",
             _follow(
                 ("    except Exception:\n        if not gone:\n            raise\n    finally:\n        watcher.cancel()\n        stream.abort()\n",
@@ -1084,6 +1158,14 @@ return not gone""",
             ),
             "An answer that is cancelled gets a CancelledError, which is no Exception. Your except does not see it; finally does.",
             "What does `except Exception` do with a CancelledError?",
+        ),
+        Mistake(
+            "aborted only where the client says so",
+            _follow(("    finally:\n        watcher.cancel()\n        stream.abort()\n", "    finally:\n        watcher.cancel()\n")),
+            "A client that leaves in good order is noticed. But the connection may break while something is sent, or the server cancels the answer: then watch hears nothing, and the request "
+            "runs on. finally comes by in any case.",
+            "take raises an OSError. Who aborts?",
+            variants=(_follow(("    finally:\n        watcher.cancel()\n        stream.abort()\n", "    watcher.cancel()\n")),),
         ),
         Mistake(
             "the watcher is left behind",
@@ -1097,6 +1179,10 @@ return not gone""",
             "After an abort the stream raises, and that is no news. But an error while the client is still there is one: the connection broke, or the engine stopped. If it is swallowed, the caller "
             "takes half an answer for a whole one.",
             "The connection broke after two pieces of five. What does your follow return?",
+            variants=(
+                _follow(("    except Exception:\n        if not gone:\n            raise\n", ""), ("    return not gone\n", "        return not gone\n")),
+                _follow(("    except Exception:\n        if not gone:\n            raise\n", "    except BaseException:\n        return False\n")),
+            ),
         ),
         Mistake(
             "the abort's own error let out",
@@ -1120,6 +1206,7 @@ def _app_cases(rng: np.random.Generator) -> list[Case]:
         "<user>Who is Pip?<assistant>": ["A", " small", " fox", ".\n\nHe likes", " 🐈."],
         "<system>Be short.<user>Hi<assistant>Hello<user>Who is Pip?<assistant>": ["A", " fox."],
         "long " * 40: ["?"],
+        "The end": ["It", " was", " good.", ""],  # as with a token that ends a text
     }
 
     def case(label: str, path: str, asked: Any, group: str, **more: Any) -> Case:
@@ -1161,6 +1248,7 @@ def _app_cases(rng: np.random.Generator) -> list[Case]:
         text("a completion, streamed", "stream", stream=True),
         chat("a chat, streamed", "stream", stream=True, max_tokens=4),
         text("a body in three packets", "stream", {"packets": 3}, stream=True),
+        text("the last token has no text", "stream", prompt="The end", stream=True),
         case("the models", "/v1/models", "", "errors"),
         case("a path that is not there", "/v1/embeddings", {"model": "scripted"}, "errors"),
         case("a body that is no JSON", "/v1/completions", '{"prompt": ', "errors"),
@@ -1200,7 +1288,9 @@ def _run_app(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
         """What a client takes from an answer."""
         body = b"".join(connection.packets)
         kind = connection.headers.get("content-type", "none").partition(";")[0]
-        about: dict[str, Any] = {"status": connection.status, "content type": kind}
+        about: dict[str, Any] = {
+            "status": connection.status, "content type": kind, "the body has an end": connection.complete,
+        }  # fmt: skip
         if not streamed:
             objects = [json.loads(body)]
         else:
@@ -1260,6 +1350,7 @@ def _run_app(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
             id = "1" if inputs["others"] else "0"
             found["steps that computed for this client"] = sum(id in row.split() for row in engine.rows)
             found["left in the engine"] = engine.left()
+            found["[DONE] for whoever has gone"] = any(b"[DONE]" in body for body in connection.late)
             return
         streamed = '"stream": true' in inputs["body"] and connection.status == 200
         found["asked of the engine"] = own[0] if own else {}
@@ -1272,12 +1363,15 @@ def _run_app(answer: Any, inputs: Any, lab: Any) -> dict[str, Any]:
 def _expect_app(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What OpenAI's API says of each request; the reference's server gives the same (tests/course/test_lesson_24.py)."""
     path = inputs["path"]
-    chat, error = (
-        path.endswith("chat/completions"),
-        {"content type": "application/json", "an error with a message": True},
-    )
+    chat = path.endswith("chat/completions")
+    error = {"content type": "application/json", "the body has an end": True, "an error with a message": True}
     if path == "/v1/models":
-        models = {"status": 200, "content type": "application/json", "models": ["scripted"]}
+        models = {
+            "status": 200,
+            "content type": "application/json",
+            "the body has an end": True,
+            "models": ["scripted"],
+        }
         return models | {"asked of the engine": {}}
     try:
         asked = json.loads(inputs["body"])
@@ -1300,12 +1394,14 @@ def _expect_app(inputs: Mapping[str, Any]) -> dict[str, Any]:
             "asked of the engine": [prompt],
             "steps that computed for this client": computed,
             "left in the engine": [],
+            "[DONE] for whoever has gone": False,
         }
     streamed = asked.get("stream", False)
     tokens = len(prompt.encode()) + 1
     return {
         "status": 200,
         "content type": "text/event-stream" if streamed else "application/json",
+        "the body has an end": True,
         "asked of the engine": {
             "prompt": prompt,
             "max_tokens": most,
@@ -1483,12 +1579,12 @@ _APP = Exercise(
     makes={"build_app": "build_app"},
     file="server.py",
     hints=Hints(
-        question="Take {case}. Follow the request through answer: what comes out of submit, and what does the client get, packet by packet?",
+        question="Take {case}. Follow the request through answer: what comes out of submit, and what does the client get, message by message?",
         rule="submit: another model's name is a 404. Ids come from engine.encode_chat(messages) or engine.encode(prompt), and nothing is added. Of OPTIONS, hand on those that the "
         "client gave. max_tokens has a default: 16 for a text, None (as long as there is room) for a chat. A ValueError or a TypeError, here or in engine.submit, is the client's: 400.\n\n"
         "stream_out: begin with text/event-stream; an event for each delta, with more_body; the role only in the first. If follow says True, DONE, without more_body.\n\n"
-        "send_whole: collect the deltas by follow as well, so that a client that goes is noticed; then one choice with the whole text and the last finish_reason, and usage. "
-        "By hand: 5 ids of a prompt and 3 new tokens are a total of 8.",
+        "send_whole: collect the deltas by follow as well, so that a client that goes is noticed; then one choice with the whole text and the last finish_reason, and usage, for which "
+        "stream.prompt_token_ids are the prompt's. By hand: 5 ids of a prompt and 3 new tokens are a total of 8.",
         code="""ids = engine.encode_chat(____) if chat else engine.encode(____)
 options = {name: asked[name] for name in OPTIONS if ____}
 max_tokens = asked.get("max_tokens", ____)
@@ -1577,6 +1673,30 @@ await send_json(send, 200, {**head, "choices": [said], "usage": usage})""",
             "What can the client read after the first step?",
         ),
         Mistake(
+            "the body never ends",
+            _app(('"body": DONE}', '"body": DONE, "more_body": True}')),
+            "more_body is true as long as there is more, and after DONE there is none. A connection that is never complete stays open, or the server takes it for broken.",
+            "Which message tells the network that the body is complete?",
+        ),
+        Mistake(
+            "events without text left out",
+            _app(("            is_first = False\n", "            is_first = False\n            if not delta.text:\n                return\n")),
+            "The token that ends a text often has no text of its own, and its delta has the finish_reason. Who leaves out what has no text leaves that out as well.",
+            "Which delta says why the text ended, and what is its text?",
+        ),
+        Mistake(
+            "[DONE] whatever follow says",
+            _app(('        if await follow(stream, receive, take):\n            await send({"type"', '        await follow(stream, receive, take)\n        await send({"type"')),
+            "[DONE] says that the answer is complete, and this one was cut off. follow returns whether the client is still there: send it only then.",
+            "What did follow return, and who reads what you send after that?",
+        ),
+        Mistake(
+            "submit is not awaited",
+            _app(("return await engine.submit(", "return engine.submit(")),
+            "A coroutine that is called and not awaited has not run: nothing was submitted, and what you return is no stream. Besides, its ValueError would come too late for your except.",
+            "What does a call of an async function give, and when does its first line run?",
+        ),
+        Mistake(
             "no [DONE]",
             _app(('"body": DONE}', '"body": b""}')),
             "The client reads until the event [DONE], and takes a stream without it for one that was cut.",
@@ -1624,6 +1744,7 @@ def _seats_picture(answer: Any, cp: Any) -> Any:
         "script": {name: rng.integers(10, 100, count).tolist() for name, count in counts.items()},
         "comes": {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2, "f": 4, "g": "idle"},
         "drops": {"b": 4, "f": 6},
+        "reads": {},
         "seats": 3,
         "seating": True,
     }
