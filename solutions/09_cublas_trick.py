@@ -13,7 +13,7 @@
 # arithmetic. You write it three times: one thread an output, with tiles in shared memory, and as one call of NVIDIA's
 # library, without moving a byte to suit it.
 #
-# **About 60 minutes** · builds on 02 (bfloat16), 05 (coalescing) and 06 (shared memory, barriers)
+# **About 65 minutes** · builds on 02 (bfloat16), 05 (coalescing) and 06 (shared memory, barriers)
 #
 # **In vLLM** these products are in `vllm/model_executor/layers/linear.py`: `QKVParallelLinear` and
 # `MergedColumnParallelLinear` keep several matrices as one, as you will here, and without quantization the product ends

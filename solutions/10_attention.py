@@ -12,7 +12,7 @@
 # **At the end you have** `attention(q, k, v, scale, out)`: the one place in a transformer where tokens read each
 # other.
 #
-# **About 60 minutes** · builds on 02 (bfloat16), 06 (`block_sum`) and 07 (a block a row) · 09 helps
+# **About 70 minutes** · builds on 02 (bfloat16), 06 (`block_sum`) and 07 (a block a row) · 09 helps
 #
 # **In vLLM** a layer's attention is an object of the class `Attention`, and the work is done by a *backend*, one of
 # several behind one interface: `vllm/v1/attention/backends/flash_attn.py` calls FlashAttention, `flashinfer.py`

@@ -12,7 +12,7 @@
 # **At the end you have** `forward` and `argmax`: token ids go in, and the next token comes out. Your model computes what Hugging
 # Face's transformers computes, operation by operation. And you have a way to find the one line that is wrong when it does not.
 #
-# **About 60 minutes** · builds on 05 (embedding), 06 (the tree), 07 (norms), 09 (products) and 13 (a layer)
+# **About 65 minutes** · builds on 05 (embedding), 06 (the tree), 07 (norms), 09 (products) and 13 (a layer)
 #
 # **In vLLM** the loop over the layers is `LlamaModel.forward` in `vllm/model_executor/models/llama.py`, and the LM head is
 # `compute_logits` in the same file. It too is given only the rows whose logits are wanted, `hidden_states[logits_indices]`. What

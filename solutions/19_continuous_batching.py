@@ -12,7 +12,7 @@
 # **At the end you have** `Scheduler`, the part that decides in every step whose tokens are computed. Requests come and go at any time, a
 # long prompt holds nobody up, and nobody waits for ever.
 #
-# **About 60 minutes** · builds on 15 (the KV cache), 17 (end tokens) and 18 (packed and static batches)
+# **About 65 minutes** · builds on 15 (the KV cache), 17 (end tokens) and 18 (packed and static batches)
 #
 # **In vLLM** this is `Scheduler.schedule` and `update_from_output` in `vllm/v1/core/sched/scheduler.py`. It goes the same way: a token budget for the step,
 # the running requests first, then the queue, and one counter of computed tokens instead of two phases. What differs: there blocks are reserved step by step, and

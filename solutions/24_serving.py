@@ -12,7 +12,7 @@
 # **At the end you have** `build_app`: a server that speaks OpenAI's protocol over your engine. The `openai` package talks to it, many clients at a time, and each gets its text as it is
 # written. When somebody hangs up, the blocks are free before the next step.
 #
-# **About 60 minutes** · builds on 03 (text from a stream), 19 (the scheduler) and 23 (the engine) · no kernel in this lesson: it is about `asyncio`
+# **About 80 minutes** · builds on 03 (text from a stream), 19 (the scheduler) and 23 (the engine) · no kernel in this lesson: it is about `asyncio`
 #
 # **In vLLM** the request goes from `vllm/entrypoints/openai` to `AsyncLLM.generate` in `vllm/v1/engine/async_llm.py`. There a task called `output_handler` puts each step's outputs into the
 # clients' queues, as your `run` will, and a client that goes is a `CancelledError` or a `GeneratorExit`, upon which the request is aborted. `listen_for_disconnect` is your `watch`. What differs:
