@@ -92,3 +92,15 @@ def test_a_python_that_others_can_not_read_is_named(tmp_path, monkeypatch):
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(sys, "base_prefix", str(closed))
     assert f"can not read {closed}, for {closed} is its owner's alone" in containment._closed_to_others()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are not claimed")
+def test_no_two_answers_have_one_user(monkeypatch):
+    """Not even by chance: here two of three numbers are taken, and the third is found."""
+    monkeypatch.setattr(containment, "_NUM_UIDS", 3)
+    with containment._own_uid() as first, containment._own_uid() as second, containment._own_uid() as third:
+        assert len({first, second, third}) == 3
+        with pytest.raises(RuntimeError, match="none of the 3 users"), containment._own_uid():
+            pass
+    with containment._own_uid() as again:
+        assert again in (first, second, third)

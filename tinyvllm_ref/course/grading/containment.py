@@ -6,9 +6,11 @@ says which one was used and what was found.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import secrets
 import shutil
 import site
 import socket
@@ -17,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +104,41 @@ def place(level: str, limits: Limits, tree: Path, module: str, seed: Path) -> It
     seed : Path
         What its home begins as a copy of.
     """
-    uid = (
-        _FIRST_UID + (os.getpid() * 7 + id(limits) // 64) % _NUM_UIDS
-        if os.geteuid() == 0 and level != LIMITS
-        else None
-    )
-    if level == BUBBLEWRAP:
-        yield _wrapped(limits, tree, module, seed, uid)
-        return
+    own_user = _own_uid() if os.geteuid() == 0 and level != LIMITS else nullcontext(None)
+    with own_user as uid:
+        if level == BUBBLEWRAP:
+            yield _wrapped(limits, tree, module, seed, uid)
+        else:
+            with _unwrapped(limits, tree, module, seed, uid) as found:
+                yield found
+
+
+@contextmanager
+def _own_uid() -> Iterator[int]:
+    """A user that nothing else has while it is used, neither another grader here nor what an answer left behind.
+
+    What a fork bomb has started counts against its user's processes until it is cleared away, which takes a while: the
+    next answer must not be that user.
+    """
+    start = secrets.randbelow(_NUM_UIDS)
+    for k in range(_NUM_UIDS):
+        uid = _FIRST_UID + (start + k) % _NUM_UIDS
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                if sys.platform == "linux":  # a name that one process can have, and that goes away with it
+                    claim.bind(f"\0tinyvllm-user-{uid}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                yield uid
+                return
+    raise RuntimeError(f"none of the {_NUM_UIDS:,} users for answers is free")
+
+
+@contextmanager
+def _unwrapped(limits: Limits, tree: Path, module: str, seed: Path, uid: int | None) -> Iterator[Place]:
+    """A folder of its own, and nothing around it."""
     with tempfile.TemporaryDirectory(prefix="tinyvllm-run-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
         work = Path(folder) / "w"
