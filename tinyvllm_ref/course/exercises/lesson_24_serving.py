@@ -800,7 +800,6 @@ finally:
             "A client's coroutine calls the engine itself. But at that moment another thread may be in the midst of a step, with the lists of the scheduler half way from one state to "
             "the next. Leave a note, and let run carry it out between two steps.",
             "Which thread is inside the engine while your coroutine runs?",
-            variants=(_loop(('                self.order("abort", request.request_id)', "                self.engine.abort(request.request_id)")),),
         ),
         Mistake(
             "a step before the orders",
