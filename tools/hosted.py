@@ -20,8 +20,17 @@ def requirements(folder, with_gpu):
     import tomllib
 
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["course"], *(extras["gpu"] if with_gpu else [])]
+
+    def of_extra(name):
+        """An extra's lines; the project's own extras among them are written out, for no index has the project."""
+        for line in project["optional-dependencies"][name]:
+            if line.startswith(f"{project['name']}["):
+                for other in line[len(project["name"]) + 1 : -1].split(","):
+                    yield from of_extra(other.strip())
+            else:
+                yield line
+
+    lines = [*project["dependencies"], *of_extra("course"), *(of_extra("gpu") if with_gpu else [])]
     return [line for line in lines if not line.startswith(NOT_HERE)]
 
 

@@ -223,6 +223,24 @@ def test_checkpoints_of_other_types(folder, environment, tmp_path, dtype):
     assert (written.stdout, written.stderr) == (original.stdout, "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of a user's data is another one elsewhere")
+def test_a_fetched_model_is_found_where_it_was_fetched_to(folder, environment, tmp_path):
+    source = REPOSITORY / "data" / "tiny-stories"
+    ignored = shutil.ignore_patterns("*.py")
+    shutil.copytree(source, tmp_path / "tinyvllm" / "models" / "fetched", ignore=ignored)
+    own = {name: value for name, value in environment.items() if name != "TINYVLLM_HOME"}
+    done = run(
+        folder,
+        own | {"XDG_DATA_HOME": str(tmp_path)},
+        "Once upon a time",
+        "--max-tokens",
+        "2",
+        "--model",
+        "fetched",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_guard_refuses(environment):
     code = "import tinyvllm_ref.device, tinyvllm_ref.emulation, tinyvllm_ref.request"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -37,12 +37,17 @@ def prompts() -> tuple[str, ...]:
 
 
 @functools.cache
-def prompt_lengths() -> tuple[int, ...]:
-    """Tokens of each."""
+def _sequences() -> tuple[tuple[int, ...], ...]:
+    """Their token ids."""
     from tinyvllm_ref.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(resolve(MODEL))
-    return tuple(len(tokenizer.encode(prompt)) for prompt in prompts())
+    return tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts())
+
+
+def prompt_lengths() -> tuple[int, ...]:
+    """Tokens of each."""
+    return tuple(map(len, _sequences()))
 
 
 def is_complete() -> bool:
@@ -180,14 +185,6 @@ class _Watched:
         self.found.computed += sum(batch.num_tokens)
         self.found.preemptions += len(batch.preempted)
         return batch
-
-
-@functools.cache
-def _sequences() -> tuple[tuple[int, ...], ...]:
-    from tinyvllm_ref.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(resolve(MODEL))
-    return tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts())
 
 
 @functools.cache

@@ -6,7 +6,7 @@ a new exercise; ``docs/writing-lessons.md`` shows how one is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,27 @@ class Mistake:
     def answers(self) -> tuple[str, ...]:
         """All answers that make it."""
         return (self.answer, *self.variants)
+
+
+def with_changes(answer: str, changes: Iterable[tuple[str, str]]) -> str:
+    """A right answer with some of its lines written otherwise: most mistakes are made so.
+
+    Parameters
+    ----------
+    answer : str
+    changes : iterable of (str, str)
+        What stands there, and what stands there instead, one after the other.
+
+    Raises
+    ------
+    ValueError
+        A text to change is not there: the right answer is another one by now.
+    """
+    for old, new in changes:
+        if old not in answer:
+            raise ValueError(f"with_changes: {old!r} does not stand in the answer")
+        answer = answer.replace(old, new)
+    return answer
 
 
 @dataclass(frozen=True)

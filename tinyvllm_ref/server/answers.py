@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from .streaming import merged
 from .tokens import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_logprobs
 
 
-class _Answer:
+class _Answer(ABC):
     """One request on its way: what its chunks have in common, and its counts.
 
     Parameters
@@ -80,27 +81,31 @@ class _Answer:
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         async for number, delta in self._metrics.watched(merged(self.streams), self.streams):
-            self._completion_tokens += len(delta.token_ids)
+            self._completion_tokens += len(self._shown(delta))
             yield number, delta
+
+    def _shown(self, delta: Delta) -> Sequence[int]:
+        """The tokens of a delta that the client gets."""
+        return delta.token_ids
 
     def _index(self, number: int, delta: Delta) -> int:
         return int(number * self.asked.count + delta.index)
 
+    @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
         """Choices that a stream begins with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pieces(self, number: int, delta: Delta) -> list[dict[str, Any]]:
         """Choices of a delta's chunks: often none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def empty(self, index: int) -> dict[str, Any]:
         """A whole answer's choice before anything has come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, whole: dict[str, Any], piece: dict[str, Any]) -> None:
         """Add a chunk's choice to a whole answer's."""
-        raise NotImplementedError
 
 
 class CompletionAnswer(_Answer):
@@ -131,11 +136,8 @@ class CompletionAnswer(_Answer):
         self._unechoed = set(range(len(streams) * asked.count)) if asked.echo else set()
         self._lists = [CompletionLogprobs(self._texts, engine) for _ in range(len(streams) * asked.count)]
 
-    @property
-    def usage(self) -> dict[str, int]:
-        if self._nothing:
-            self._completion_tokens = 0
-        return super().usage
+    def _shown(self, delta: Delta) -> Sequence[int]:
+        return () if self._nothing else delta.token_ids
 
     def opening(self) -> list[dict[str, Any]]:
         return []
@@ -147,7 +149,7 @@ class CompletionAnswer(_Answer):
             self._unechoed.discard(index)
             self._lists[index].skip(self.streams[number].prompt_token_ids, self._prompt_texts[number])
             found.append(self._choice(index, self._prompt_texts[number], self._echoed(number)))
-        tokens = () if self._nothing else delta.token_ids
+        tokens = self._shown(delta)
         text = "" if self._nothing else delta.text
         logprobs = None
         if delta.logprobs is not None and tokens:

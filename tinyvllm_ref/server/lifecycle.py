@@ -198,7 +198,6 @@ def _uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
         log_level="warning",
         access_log=False,  # the guard writes its own
         server_header=False,
-        # A body's chunk is read once the one before has been taken: a client that sends on and on fills nothing.
         timeout_graceful_shutdown=int(options.shutdown_seconds) + _LAST_SECONDS - 2,
         ws="none",
         lifespan="on" if not options.mine else "auto",

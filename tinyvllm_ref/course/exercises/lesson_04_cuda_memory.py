@@ -24,6 +24,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 
 _ALIGNMENT = 256  # bytes
@@ -82,10 +83,7 @@ def _plan(*changes: tuple[str, str]) -> str:
         offsets.append(starts)
     return offsets, end
 """
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _ROUND = "        end = (end + 255) // 256 * 256\n"
@@ -618,10 +616,7 @@ def load_weights(views, config):
 
 def _load(*changes: tuple[str, str]) -> str:
     text = _LOAD_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _UPLOAD = "    arena = cp.asarray(host)\n"

@@ -14,6 +14,7 @@ from tinyvllm_ref.course.exercise import (
     Lesson,
     Mistake,
     Tolerance,
+    with_changes,
 )
 
 _POINTS = {"small": 1, "awkward": 1, "clean": 1}
@@ -29,9 +30,7 @@ def _text(name: str, before: str, after: str, body: str) -> Any:
 
     def answer(*changes: tuple[str, str]) -> str:
         changed = body
-        for old, new in changes:
-            assert old in changed, old
-            changed = changed.replace(old, new)
+        changed = with_changes(changed, changes)
         return _kernel(name, before, changed, after)
 
     return answer

@@ -20,6 +20,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.course.figures.products import block_reads, reads_of_block
 from tinyvllm_ref.emulation import report as launch_reports
@@ -241,9 +242,7 @@ _TILED_BODY = """    float sum = 0.0f;
 def _tiled(*changes: tuple[str, str]) -> str:
     """A whole answer for 09.3, with some things exchanged."""
     body = _TILED_BODY
-    for old, new in changes:
-        assert old in body
-        body = body.replace(old, new)
+    body = with_changes(body, changes)
     return f'''product_tiled = cp.RawKernel(BF16_CUDA + r"""
 #define TILE 16
 extern "C" __global__ void product_tiled(const bf16* x, const bf16* w, float* out, int T, int N, int K) {{
@@ -713,10 +712,7 @@ ONE, ZERO = np.array(1, np.float32), np.array(0, np.float32)
 def linear(x, w, out):
 {_GEMM}
 """
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _LINEAR = Exercise(

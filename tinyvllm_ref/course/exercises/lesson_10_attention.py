@@ -21,6 +21,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.kernels.attention import attention as reference_attention
 from tinyvllm_ref.parts import Parts
@@ -107,9 +108,7 @@ _SCORE_BODY = """    if (i < n && j < m) {
 def _scores(*changes: tuple[str, str]) -> str:
     """A whole answer for 10.1, with some things exchanged."""
     body = _SCORE_BODY
-    for old, new in changes:
-        assert old in body, old
-        body = body.replace(old, new)
+    body = with_changes(body, changes)
     return f'''score_kernel = cp.RawKernel(BF16_CUDA + r"""
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
 extern "C" __global__ void score_kernel(const float* q, const bf16* k, float* scores, int n, int m, int head_dim) {{
@@ -357,10 +356,7 @@ extern "C" __global__ void softmax(const float* scores, float* weights, int m) {
 }}
 """, "softmax")
 '''
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _SOFTMAX = Exercise(
@@ -677,10 +673,7 @@ def attention(q, k, v, scale, out):
     attention_kernel((n, heads), (threads,), arguments, shared_mem=4 * threads)
     return out
 '''
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _PART = Exercise(

@@ -24,6 +24,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.kernels import source as kernel_source
 from tinyvllm_ref.kernels.rope import rope as reference_rope
@@ -276,9 +277,7 @@ _FREQUENCY_BODY = """    head_dim, scaling = config.head_dim, config.rope_scalin
 def _frequencies(*changes: tuple[str, str]) -> str:
     """A whole answer for 11.3, with some things exchanged."""
     text = _FREQUENCY_BODY
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
+    text = with_changes(text, changes)
     return f"def rope_frequencies(config):\n{text}"
 
 
@@ -529,9 +528,7 @@ _TURN_BODY = """    if (p >= tokens * turned * half) return;
 def _turn_answer(*changes: tuple[str, str]) -> str:
     """A whole answer for 11.4, with some things exchanged."""
     body = _TURN_BODY
-    for old, new in changes:
-        assert old in body, old
-        body = body.replace(old, new)
+    body = with_changes(body, changes)
     return f'''turn_heads = cp.RawKernel(r"""
 extern "C" __global__ void turn_heads(float* x, const int* positions, const float* inv_freq,
                                       int tokens, int heads, int turned, int half) {{
@@ -777,10 +774,7 @@ def rope(q, k, positions, inv_freq):
     blocks = (tokens * half + threads - 1) // threads
     rope_kernel((blocks,), (threads,), (q, k, positions, inv_freq, *sizes))
 '''
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _PART = Exercise(

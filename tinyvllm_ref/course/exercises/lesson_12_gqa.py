@@ -21,6 +21,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.course.figures.heads import shared_heads
 from tinyvllm_ref.kernels.attention import attention as reference_attention
@@ -169,9 +170,7 @@ _REPEAT_BODY = """    if (p >= tokens * q_heads * head_dim) return;
 def _repeat(*changes: tuple[str, str]) -> str:
     """A whole answer for 12.2, with some things exchanged."""
     body = _REPEAT_BODY
-    for old, new in changes:
-        assert old in body, old
-        body = body.replace(old, new)
+    body = with_changes(body, changes)
     return f'''repeat_heads = cp.RawKernel(r"""
 extern "C" __global__ void repeat_heads(const unsigned short* kv, unsigned short* out, int tokens, int q_heads, int kv_heads,
                                         int head_dim) {{
@@ -443,10 +442,7 @@ _VALUE = "v + ((size_t)j * kv_heads + kv_head) * head_dim"
 def _part(*changes: tuple[str, str]) -> str:
     """A whole answer for 12.4, with some things exchanged."""
     text = _PART_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _PART = Exercise(
@@ -639,10 +635,7 @@ def attention_groups(q, k, v, scale, out):
     return out
 '''
     )
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _GROUP = Exercise(

@@ -18,6 +18,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 
 _FLOAT = Tolerance(1e-5, 1e-6, "float32, and expf is off by a few units in the last place")
@@ -607,10 +608,7 @@ _LAYER_TEXT = """def decoder_layer(x, residual, weights, layer, attend):
 def _layer(*changes: tuple[str, str]) -> str:
     """The whole answer for 13.4, with some things exchanged."""
     text = _LAYER_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _FIRST_NORM = """    if layer == 0:

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from tinyvllm_ref.bf16 import bf16_to_float, float_to_bf16
-from tinyvllm_ref.course.exercise import Case, EngineCard, Exercise, Hints, Lesson, Mistake, Tolerance, Work
+from tinyvllm_ref.course.exercise import (
+    Case,
+    EngineCard,
+    Exercise,
+    Hints,
+    Lesson,
+    Mistake,
+    Tolerance,
+    Work,
+    with_changes,
+)
 
 from .lesson_13_feed_forward import layer_in_float64, random_layer, weights_of_layer
 
@@ -617,10 +627,7 @@ _FORWARD_TEXT = """def forward(inputs, weights, attend):
 def _forward(*changes: tuple[str, str]) -> str:
     """The whole answer for 14.3, with some things exchanged."""
     text = _FORWARD_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _FINAL = 'add_rms_norm(x, residual, weights["norm"], config.rms_norm_eps, h)'
@@ -1080,10 +1087,7 @@ def _found(*changes: tuple[str, str]) -> str:
     "C": ("{_PLANTED["C"][0]}", "{_PLANTED["C"][1]}"),
 }}
 """
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _FOUND = Exercise(

@@ -21,6 +21,7 @@ from tinyvllm_ref.course.exercise import (
     Setting,
     Tolerance,
     Work,
+    with_changes,
 )
 
 from .lesson_13_feed_forward import layer_in_float64, random_layer, weights_of_layer
@@ -365,10 +366,7 @@ _ATTEND_TEXT = """class CachedAttend:
 def _attend(*changes: tuple[str, str]) -> str:
     """The whole answer for 15.2, with some things exchanged."""
     text = _ATTEND_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _WRITE_LINE = "        kv_write(k, v, self.slots, self.keys[layer], self.values[layer])\n"
@@ -681,10 +679,7 @@ def generate(prompt, count, weights):
 def _generate(*changes: tuple[str, str]) -> str:
     """The whole answer for 15.3, with some things exchanged."""
     text = _GENERATE_TEXT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 _MADE = "    attend = CachedAttend(weights.config, len(prompt) + count)\n"

@@ -19,6 +19,7 @@ from tinyvllm_ref.course.exercise import (
     Mistake,
     Prediction,
     Quantity,
+    with_changes,
 )
 
 LAYER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -59,10 +60,7 @@ def row_bytes(config: ModelConfig) -> dict[str, int]:
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 def _rounded(size: int) -> int:

@@ -18,6 +18,7 @@ from tinyvllm_ref.course.exercise import (
     Prediction,
     Quantity,
     Tolerance,
+    with_changes,
 )
 from tinyvllm_ref.kernels.sampling import kept_probabilities, sample_specification, uniform
 
@@ -124,10 +125,7 @@ _SOFTEN_BODY = """    float peak = MINUS_INFINITY;
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 def _soften(*changes: tuple[str, str]) -> str:

@@ -18,6 +18,7 @@ from tinyvllm_ref.course.exercise import (
     Prediction,
     Quantity,
     Work,
+    with_changes,
 )
 
 PROMPTS = (
@@ -50,10 +51,7 @@ def stories() -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 def _ragged(rng: np.random.Generator, lengths: list[int], vocab: int = 2000) -> list[list[int]]:
@@ -413,19 +411,22 @@ for (int c = threadIdx.x; c < ____; c += ____) out[(size_t)b * H + c] = x[____];
 # ---------------- 18.4: a batch that waits
 
 
-def _serve_cases(rng: np.random.Generator) -> list[Case]:
-    def case(label: str, lengths: list[int], slots: int, most: int, group: str) -> Case:
-        ends = [1, 2]
-        requests = []
-        for r, length in enumerate(lengths):
-            prompt = [100 + r, *(int(t) for t in rng.integers(10, 90, int(rng.integers(0, 4))))]
-            text = [int(t) for t in rng.integers(10, 90, length - 1)] + [int(rng.choice(ends))]
-            # What a model would say after its end token: whoever still asks gets it.
-            requests.append(
-                {"prompt": prompt, "text": text + [int(t) for t in rng.integers(10, 90, most + 2)]}
-            )
-        return Case(label, {"requests": requests, "slots": slots, "ends": ends, "most": most}, group)
+def serve_case(
+    rng: np.random.Generator, label: str, lengths: list[int], slots: int, most: int, group: str
+) -> Case:
+    """Requests whose texts have these lengths, end token included, to be served in so many slots."""
+    ends = [1, 2]
+    requests = []
+    for r, length in enumerate(lengths):
+        prompt = [100 + r, *(int(t) for t in rng.integers(10, 90, int(rng.integers(0, 4))))]
+        text = [int(t) for t in rng.integers(10, 90, length - 1)] + [int(rng.choice(ends))]
+        # What a model would say after its end token: whoever still asks gets it.
+        requests.append({"prompt": prompt, "text": text + [int(t) for t in rng.integers(10, 90, most + 2)]})
+    return Case(label, {"requests": requests, "slots": slots, "ends": ends, "most": most}, group)
 
+
+def _serve_cases(rng: np.random.Generator) -> list[Case]:
+    case = functools.partial(serve_case, rng)
     drawn = [int(n) for n in rng.integers(1, 20, 11)]
     return [
         case("2 slots, 4 requests of 2, 4, 1 and 3 tokens", [2, 4, 1, 3], 2, 9, "small"),

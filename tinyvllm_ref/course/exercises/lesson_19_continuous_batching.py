@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -17,36 +18,23 @@ from tinyvllm_ref.course.exercise import (
     Prediction,
     Quantity,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.course.figures.steps import step_tokens
 
 from .lesson_18_static_batching import LESSON as STATIC_BATCHING
-from .lesson_18_static_batching import MOST, SLOTS, stories
+from .lesson_18_static_batching import MOST, SLOTS, serve_case, stories
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- 19.1: a seat that is free is taken
 
 
 def _serve_cases(rng: np.random.Generator) -> list[Case]:
-    def case(label: str, lengths: list[int], slots: int, most: int, group: str) -> Case:
-        ends = [1, 2]
-        requests = []
-        for r, length in enumerate(lengths):
-            prompt = [100 + r, *(int(t) for t in rng.integers(10, 90, int(rng.integers(0, 4))))]
-            text = [int(t) for t in rng.integers(10, 90, length - 1)] + [int(rng.choice(ends))]
-            # What a model would say after its end token: whoever still asks gets it.
-            requests.append(
-                {"prompt": prompt, "text": text + [int(t) for t in rng.integers(10, 90, most + 2)]}
-            )
-        return Case(label, {"requests": requests, "slots": slots, "ends": ends, "most": most}, group)
-
+    case = functools.partial(serve_case, rng)
     drawn = [int(n) for n in rng.integers(1, 20, 13)]
     return [
         case("2 slots, 4 requests of 2, 4, 1 and 3 tokens", [2, 4, 1, 3], 2, 9, "small"),

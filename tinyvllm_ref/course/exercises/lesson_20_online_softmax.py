@@ -22,6 +22,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.kernels.attention import attention as reference_attention
 
@@ -33,10 +34,7 @@ _OUT = Tolerance(
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- 20.1: one pass

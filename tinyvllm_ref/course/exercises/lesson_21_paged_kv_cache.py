@@ -20,14 +20,12 @@ from tinyvllm_ref.course.exercise import (
     Prediction,
     Quantity,
     Work,
+    with_changes,
 )
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- 21.1: what contiguous caches waste

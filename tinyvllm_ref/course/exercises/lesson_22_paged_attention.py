@@ -22,6 +22,7 @@ from tinyvllm_ref.course.exercise import (
     Quantity,
     Tolerance,
     Work,
+    with_changes,
 )
 from tinyvllm_ref.course.figures.paging import block_walks
 from tinyvllm_ref.emulation import report as launch_reports
@@ -34,10 +35,7 @@ _NOT_A_NUMBER = 0x7FC0  # as BF16
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- inputs and the specification, for the whole lesson

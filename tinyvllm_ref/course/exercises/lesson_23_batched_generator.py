@@ -20,16 +20,14 @@ from tinyvllm_ref.course.exercise import (
     Prediction,
     Quantity,
     Work,
+    with_changes,
 )
 
 from .lesson_13_feed_forward import layer_in_float64, random_layer, weights_of_layer
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- a small model with random weights, and what it says, in float64

@@ -13,15 +13,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tinyvllm_ref.checkpoint.names import REPOSITORY, resolve
 from tinyvllm_ref.course import serving
-from tinyvllm_ref.course.exercise import Case, EngineCard, Exercise, Hints, Lesson, Mistake
+from tinyvllm_ref.course.exercise import Case, EngineCard, Exercise, Hints, Lesson, Mistake, with_changes
 from tinyvllm_ref.tokenizer import _render
 
 
 def _changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(text, changes)
 
 
 # ---------------- 24.1: a conversation as one prompt

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import platformdirs
+
 FOLDER = Path(__file__).resolve().parent
 if (
     not __package__
@@ -58,10 +60,10 @@ def load_parts() -> SimpleNamespace:
 def find_model(name: str) -> Path:
     """A model's folder: a path, or the name of one that comes with tinyvllm or was fetched."""
     package = Path(device.__file__).resolve().parent
-    homes = [Path(os.environ["TINYVLLM_HOME"]) / "models"] if os.environ.get("TINYVLLM_HOME") else []
+    home = Path(os.environ.get("TINYVLLM_HOME") or platformdirs.user_data_dir("tinyvllm")).expanduser()
     places = [
         Path(name).expanduser(),
-        *(place / name for place in (package / "data", package.parent / "data", *homes)),
+        *(place / name for place in (package / "data", package.parent / "data", home / "models")),
     ]
     for place in places:
         if (place / "config.json").is_file():
