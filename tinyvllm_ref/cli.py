@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,22 +95,58 @@ def fetch(
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.", show_default=False),
+    ] = None,
+    random: Annotated[
+        str | None,
+        typer.Option(
+            help="Random weights of a known size and no files, such as llama-3.2-1b.", show_default=False
+        ),
+    ] = None,
     batch: Annotated[str, typer.Option(help="Numbers of requests at once, with commas between.")] = "1,8",
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens to generate for each.")] = 128,
     static: Annotated[bool, typer.Option("--static", help="Batch statically, for comparison.")] = False,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens in one step.", show_default="the engine's")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Runs of each batch.", show_default="3 on a card, else 1")
+    ] = None,
+    transformers: Annotated[
+        bool | None,
+        typer.Option(
+            "--transformers/--no-transformers",
+            help="Measure Hugging Face transformers beside it.",
+            show_default="on a card, where it is installed",
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="That with torch.compile too; it takes minutes.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="A file for the figures.", show_default=False)] = None,
 ) -> None:
-    """Measure how fast a model generates."""
-    from .bench import measure, table
+    """Measure how fast a model generates, and on a card how near to what the card can do."""
+    from .bench import Settings
+    from .bench import bench as measure
 
     with _plain_errors():
-        sizes = _positive_integers("batch", batch)
-        for name, value in (("prompt", prompt), ("tokens", tokens)):
-            if value < 1:
-                raise ValueError(f"--{name} is {value}; it must be at least 1")
-        batching: Literal["continuous", "static"] = "static" if static else "continuous"
-        for line in table(measure(model, sizes, prompt, tokens, batching)):
+        settings = Settings(
+            model=model,
+            random=random,
+            batches=tuple(_positive_integers("batch", batch)),
+            prompt=prompt,
+            tokens=tokens,
+            batching="static" if static else "continuous",
+            max_num_batched_tokens=max_num_batched_tokens,
+            repeats=repeats,
+            transformers=transformers,
+            compiled=compiled,
+            json=json,
+        )
+        for line in measure(settings):
             typer.echo(line)
 
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .assembly import build_model, for_engine
 from .checkpoint.names import resolve
 from .checkpoint.weights import open_checkpoint
 from .config import EngineConfig, ModelConfig
+from .model import Model
 from .model_runner import all_logits
 from .outputs import CompletionOutput, RequestOutput
 from .request import Request
@@ -50,6 +52,7 @@ class LLM:
     engine_config : EngineConfig
     engine : Engine
     tokenizer : Tokenizer
+        None where :meth:`from_model` was given none.
 
     Raises
     ------
@@ -71,24 +74,57 @@ class LLM:
         config: EngineConfig | None = None,
         **options: Any,
     ) -> None:
-        if config is not None and options:
-            raise ValueError(f"LLM: config and {', '.join(options)} were given; put them all into config")
-        engine_config = config or EngineConfig(**options)
-        self.engine_config = engine_config
-        self.folder = resolve(model)
+        engine_config = _engine_config(config, options)
+        folder = resolve(model)
         given = parts or _parts.Parts()
-        self.config: ModelConfig
-        self.config, views = open_checkpoint(self.folder, given.read_safetensors)
-        self.model = build_model(self.config, views, given)
+        model_config, views = open_checkpoint(folder, given.read_safetensors)
+        built = build_model(model_config, views, given)
         del views  # and with them the map of the files
-        self.parts = self.model.parts
-        self.tokenizer: Any = self.parts.Tokenizer(self.folder)  # type: ignore[misc]
+        tokenizer: Any = built.parts.Tokenizer(folder)  # type: ignore[misc]
+        self._start(built, tokenizer, folder, engine_config)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Model,
+        tokenizer: Any = None,
+        *,
+        config: EngineConfig | None = None,
+        **options: Any,
+    ) -> LLM:
+        """The same around a model that is in memory.
+
+        Parameters
+        ----------
+        model : Model
+            As :func:`~tinyvllm_ref.assembly.build_model` makes it.
+        tokenizer : Tokenizer, optional
+            Without one, prompts are token ids and outputs have no text.
+        config, **options
+            As for :class:`LLM`.
+
+        Raises
+        ------
+        ValueError
+            An option cannot be used; the message names it.
+        """
+        made = cls.__new__(cls)
+        made._start(model, tokenizer, None, _engine_config(config, options))
+        return made
+
+    def _start(self, model: Model, tokenizer: Any, folder: Path | None, engine_config: EngineConfig) -> None:
+        self.engine_config = engine_config
+        self.folder: Any = folder
+        self.config: ModelConfig = model.config
+        self.model = model
+        self.parts: Any = model.parts
+        self.tokenizer = tokenizer
         make: Any = self.parts.Engine
         self._engine_makes_text = self.parts.owners()["Engine"] == "reference"
         if self._engine_makes_text:
-            self.engine: Any = make(self.model, self.parts, engine_config, self.tokenizer)
+            self.engine: Any = make(model, self.parts, engine_config, tokenizer)
         else:
-            self.engine = make(self.model, for_engine(self.parts), engine_config)
+            self.engine = make(model, for_engine(self.parts), engine_config)
         self._ids = itertools.count()
         # Of every request that someone waits for, its latest output: several streams may be open at once, and a
         # step that one of them makes gets the others on, too.
@@ -171,6 +207,7 @@ class LLM:
         ValueError
             As for :meth:`generate`; more than one completion cannot be streamed as one text.
         """
+        self._require_tokenizer("stream gives text")
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise ValueError(f"stream: n is {params.n}; it must be 1")
@@ -216,6 +253,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
+            self._require_tokenizer(f"a prompt is {prompt!r}")
             return list(self.tokenizer.encode(prompt))
         if not isinstance(prompt, Sequence) or not all(
             isinstance(token, int | np.integer) for token in prompt
@@ -225,11 +263,18 @@ class LLM:
 
     def _template(self) -> Any:
         """The tokenizer that has the chat template: a learner's need not."""
+        self._require_tokenizer("chat takes and gives text")
         if hasattr(self.tokenizer, "apply_chat_template"):
             return self.tokenizer
         from .tokenizer import Tokenizer
 
+        if self.folder is None:
+            raise ValueError("chat: the tokenizer of this LLM has no chat template, and no folder has one")
         return Tokenizer(self.folder)
+
+    def _require_tokenizer(self, what: str) -> None:
+        if self.tokenizer is None:
+            raise ValueError(f"{what}, and this LLM has no tokenizer; give token ids to generate")
 
     def _add(self, ids: list[int], prompt: str | None, params: SamplingParams) -> str:
         request_id = str(next(self._ids))
@@ -310,7 +355,7 @@ class LLM:
 
     def _with_text(self, output: RequestOutput) -> RequestOutput:
         """The output of an engine that knows tokens only, with the text of them."""
-        if not self._engine_makes_text:
+        if not self._engine_makes_text and self.tokenizer is not None:
             for completion in output.outputs:
                 completion.text = self.tokenizer.decode(completion.token_ids)
         return output
@@ -343,6 +388,13 @@ class _Progress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _engine_config(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig:
+    """How the engine runs, given in one of two ways."""
+    if config is not None and options:
+        raise ValueError(f"LLM: config and {', '.join(options)} were given; put them all into config")
+    return config or EngineConfig(**options)
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

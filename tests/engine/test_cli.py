@@ -105,9 +105,9 @@ def test_chat(folder):
 def test_bench(folder):
     result = run("bench", folder, "--batch", "1,4", "--prompt", "16", "--tokens", "8")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[1].split()[:4] == ["batch", "prompt", "tokens", "tokens/s"]
-    first, second = lines[2].split(), lines[3].split()
+    lines = [line.split() for line in result.stdout.splitlines()]
+    heading = next(n for n, line in enumerate(lines) if line[:4] == ["batch", "prompt", "tokens", "tokens/s"])
+    first, second = lines[heading + 1], lines[heading + 2]
     assert (first[:3], second[:3]) == (["1", "16", "8"], ["4", "16", "8"])
     assert first[4] == "1.00"
     # Ratios of one run: four requests at once take less than four times one.

@@ -51,6 +51,33 @@ def load_weights(
     Besides the arena, one tile of 2**20 elements is in memory at a time. Pages of the file that have been
     copied are given back to the operating system.
     """
+    weights = allocate_weights(config)
+    for group in weight_plan(config):
+        flat = weights[group.name].reshape(-1)
+        written = 0
+        for name in group.sources:
+            if name not in views:
+                raise CheckpointError(f"tensor {name!r} is missing; {group.name!r} is made of it")
+            written += _copy(name, views[name], flat[written:], to_bf16)
+        if written != flat.size:
+            raise CheckpointError(
+                f"{', '.join(group.sources)} have {written:,} elements; {group.name!r} takes {flat.size:,}"
+            )
+    return weights
+
+
+def allocate_weights(config: ModelConfig) -> dict[str, Any]:
+    """Room for all weights, as :func:`load_weights` lays them out.
+
+    Parameters
+    ----------
+    config : ModelConfig
+
+    Returns
+    -------
+    dict of str to (...) bf16, on the device
+        Zeros, in the order of :func:`~tinyvllm_ref.checkpoint.weights.weight_plan`.
+    """
     plan = weight_plan(config)
     offsets, total = [], 0
     for group in plan:
@@ -62,17 +89,7 @@ def load_weights(
     weights = {}
     for group, offset in zip(plan, offsets, strict=True):
         elements = int(np.prod(group.shape))
-        flat = arena[offset // 2 : offset // 2 + elements]
-        written = 0
-        for name in group.sources:
-            if name not in views:
-                raise CheckpointError(f"tensor {name!r} is missing; {group.name!r} is made of it")
-            written += _copy(name, views[name], flat[written:], to_bf16)
-        if written != elements:
-            raise CheckpointError(
-                f"{', '.join(group.sources)} have {written:,} elements; {group.name!r} takes {elements:,}"
-            )
-        weights[group.name] = flat.reshape(group.shape)
+        weights[group.name] = arena[offset // 2 : offset // 2 + elements].reshape(group.shape)
     return weights
 
 

@@ -22,6 +22,7 @@ _DTYPES = {
     "bf16": np.dtype(np.uint16),
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
+    "uint32": np.dtype(np.uint32),
     "uint64": np.dtype(np.uint64),
 }
 _SAID = {"bf16": "uint16 (bfloat16 bits)"}

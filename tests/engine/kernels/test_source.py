@@ -17,7 +17,9 @@ from tinyvllm_ref.kernels.rms_norm import rms_norm
 CONSTANTS: dict[str, list[dict[str, int]]] = {
     "flash_attention": [{"HEAD_DIM": d} for d in (5, 26, 64, 128, 256)],
     "paged_prefill": [{"HEAD_DIM": d} for d in (26, 80)],
+    "prefill_attention": [{"HEAD_DIM": d, "ROW_TILES": t} for d, t in ((16, 1), (64, 2), (128, 2))],
     "paged_attention": [{"HEAD_DIM": d, "HEADS": h} for d, h in ((1, 1), (26, 2), (64, 3), (256, 8))],
+    "decode_rows": [{"PER_THREAD": vectors} for vectors in (1, 2)],
     "linear": [{"TOKENS": tokens} for tokens in (4, 16, 64)],
 }
 
@@ -37,7 +39,7 @@ def test_nvidias_compiler_accepts_every_kernel(name: str, options: tuple[str, ..
         pytest.skip(str(missing))
     assert done.ok, done.log
     assert done.log == ""  # no warning either
-    assert name in done.ptx or name in ("convert", "gather_rows", "sampling")
+    assert name in done.ptx or name in ("convert", "decode_rows", "gather_rows", "sampling")
 
 
 @pytest.mark.parametrize("name", source.names())

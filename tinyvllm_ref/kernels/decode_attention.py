@@ -1,0 +1,145 @@
+"""Launches ``decode_attention.cu``: all that a decode step's attention does between two products, in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device import cp
+from .launch import Contract, Float, ceil_div
+from .source import kernel
+
+MAX_GROUP, MAX_HEAD_DIM = 8, 256
+_WARPS = 4
+_MULTIPROCESSORS_TIMES = 4 * 132  # blocks that keep a large card busy
+
+_contract = Contract(
+    "decode_attention",
+    qkv="float32 B N",
+    key_cache="bf16 NB BS Hk D",
+    value_cache="bf16 NB BS Hk D",
+    block_tables="int32 B M",
+    context_lens="int32 B",
+    inv_freq="float32 H",
+    out="bf16 B Hq D",
+)
+
+
+def supports(q_heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether the kernel is made for heads like these."""
+    return (
+        q_heads % kv_heads == 0
+        and q_heads // kv_heads <= MAX_GROUP
+        and head_dim % 16 == 0
+        and head_dim <= MAX_HEAD_DIM
+    )
+
+
+def attention_floats(warps: int, group: int, head_dim: int) -> int:
+    """float32 values of shared memory that a block of so many warps takes: ATTENTION_FLOATS."""
+    return warps * group * (head_dim + 2) + 4
+
+
+def splits_for(requests: int, kv_heads: int) -> int:
+    """Into how many splits the keys of a request are divided at most, so that every multiprocessor has work."""
+    return max(1, min(32, ceil_div(_MULTIPROCESSORS_TIMES, requests * kv_heads)))
+
+
+class DecodeScratch:
+    """Memory that launches of :func:`decode_attention` share.
+
+    Parameters
+    ----------
+    requests, q_heads, kv_heads, head_dim : int
+        B, Hq, Hk, D: the most that will be asked for.
+    splits : int, optional
+        By default what :func:`splits_for` says.
+    """
+
+    def __init__(
+        self, requests: int, q_heads: int, kv_heads: int, head_dim: int, splits: int | None = None
+    ) -> None:
+        self.splits = splits or splits_for(requests, kv_heads)
+        self.partial = cp.empty((requests, q_heads, self.splits, head_dim), np.float32)
+        self.lse = cp.empty((requests, q_heads, self.splits), np.float32)
+        self.arrived = cp.zeros((requests, kv_heads), np.uint32)
+
+
+def decode_attention(
+    qkv: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    context_lens: Any,
+    inv_freq: Any,
+    scale: float,
+    out: Any,
+    scratch: DecodeScratch,
+    launch: Any = None,
+) -> Any:
+    """Turn the new queries and keys, write the new keys and values, and attend, for one token a request.
+
+    Parameters
+    ----------
+    qkv : (B, (Hq + 2 Hk) D) float32
+        The product of the normed stream with the stacked query, key and value weights.
+    key_cache, value_cache : (NB, BS, Hk, D) bf16
+        Changed at the new tokens' slots.
+    block_tables : (B, max_blocks) int32
+        Each with a block for the new token.
+    context_lens : (B,) int32
+        The new token included. 0 pads the batch: nothing is read or written for that request.
+    inv_freq : (D/2,) float32
+    scale : float
+        Multiplies the scores.
+    out : (B, Hq, D) bf16
+    scratch : DecodeScratch
+        For at least B requests; not to be shared by launches that may run at the same time.
+    launch : callable, optional
+        ``launch(kernel, grid, block, args, shared_mem)`` in place of calling the kernel.
+
+    Returns
+    -------
+    out
+
+    Raises
+    ------
+    ValueError
+        A shape, dtype or layout is wrong, or the heads are not such as :func:`supports` names.
+
+    Notes
+    -----
+    What `rope`, `kv_write` and `paged_attention` do in three launches, with the same roundings; the keys of a
+    request are divided differently, so the last bits may differ.
+    """
+    sizes = _contract(qkv, key_cache, value_cache, block_tables, context_lens, inv_freq, out)
+    requests, q_heads, kv_heads, head_dim = sizes["B"], sizes["Hq"], sizes["Hk"], sizes["D"]
+    right = supports(q_heads, kv_heads, head_dim)
+    heads = f"({q_heads}, {kv_heads}, {head_dim})"
+    _contract.check(
+        "(query heads, KV heads, head_dim)",
+        heads,
+        right,
+        f"such that at most {MAX_GROUP} query heads share a KV head and head_dim is a multiple of 16 up to "
+        f"{MAX_HEAD_DIM}",
+    )
+    _contract.check("the width of qkv", sizes["N"], sizes["N"] == (q_heads + 2 * kv_heads) * head_dim,
+                    f"(Hq + 2 Hk) D = {(q_heads + 2 * kv_heads) * head_dim}")  # fmt: skip
+    _contract.check("the length of inv_freq", sizes["H"], 2 * sizes["H"] == head_dim, f"D / 2 = {head_dim // 2}")
+    _contract.check_aligned(qkv=qkv, key_cache=key_cache, value_cache=value_cache)
+    if not requests:
+        return out
+    group = q_heads // kv_heads
+    compiled = kernel("decode_attention", HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=sizes["BS"])
+    args = (
+        *(qkv, key_cache, value_cache, block_tables, context_lens, inv_freq, out),
+        *(scratch.partial, scratch.lse, scratch.arrived, Float(scale), np.int32(sizes["M"])),
+    )
+    grid, block = (scratch.splits, kv_heads, requests), (32 * _WARPS,)
+    shared = 4 * attention_floats(_WARPS, group, head_dim)
+    if launch is None:
+        compiled(grid, block, args, shared_mem=shared)
+    else:
+        launch(compiled, grid, block, args, shared)
+    return out

@@ -1,0 +1,548 @@
+// One token of one request through the whole model, in one launch: for batch 1, where a step is bound by reading the
+// weights once, and every end of a launch is a moment in which nothing is read.
+//
+// The weights do not depend on the token. So on a card one more warp in each block does nothing but have them brought
+// into a ring of shared memory, in the order in which they will be needed and over the borders of products and layers:
+// while blocks wait for each other, compute a norm or an attention, memory goes on delivering what comes next.
+//
+// Blocks hand on what they have computed without a barrier: every number goes to global memory together with the
+// number of the exchange that it belongs to, in one 8-byte word, and whoever needs it reads until all words are of this
+// exchange. (The idea is that of NCCL's low-latency protocol.) A word is written again one layer later: by then every
+// block has read it, because whoever writes it has needed something from every block since.
+//
+// Given to the compiler: HIDDEN, FFN, KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WARPS of a block that compute, STAGES of
+// the ring.
+//
+// Launch: as many blocks as multiprocessors (all of them must run at the same time: they wait for each other), block
+// (32 * WARPS), on a card with the copy engine of compute capability 9.0 one warp more, and dynamic shared memory as in
+// decode_step.py. A block works on a share of the rows of each matrix; a warp on one piece of at most PIECE columns of
+// some of these rows, a thread on four times eight of them.
+// Reads ids (1,) int32, block_table (max_blocks,) int32, context_len (1,) int32 with the new token, weights: the
+// addresses of qkv, o_proj, gate_up, down_proj of each layer, then of the LM head; norms: those of the two norms of each
+// layer, then of the last norm; embedding (V, H) bf16, inv_freq (D/2,) float32. Writes key_cache and value_cache
+// (layers, NB, BS, Hk, D) bf16 at the new token's slot, logits (V,) float32, chosen (1,) int32: the largest logit's
+// index; and scratch memory: exchange (EXCHANGE_WORDS,) 8-byte words, partial, lse, arrived of decode_attention.cuh,
+// candidates (blocks, 2), meeting (2,) uint32: the number of the next exchange, and the blocks that have ended, which
+// are zero before and after.
+#define BLOCK_THREADS (32 * WARPS)
+#ifdef __CUDA_ARCH__
+#define BLOCK_BARRIER() asm volatile("bar.sync 1, %0;" ::"n"(BLOCK_THREADS) : "memory")  // not the copying warp
+#else
+#define BLOCK_BARRIER() __syncthreads()
+#endif
+#define UNROLL 4
+#define LEAST_KEYS 512  // merging splits takes longer than looking at a few hundred keys more
+#include "bulk_copy.cuh"
+#include "decode_attention.cuh"
+#include "dependent_launch.cuh"
+
+// Copies of a block that are on their way at a time. More of them bring no more bytes a second, and whatever else is
+// read waits behind all of them.
+#define IN_FLIGHT 1
+#define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
+#define TABLE 512   // blocks of the cache whose numbers a block keeps
+#define HEADS_WIDTH (GROUP * KV_HEADS * HEAD_DIM)
+#define KV_WIDTH (KV_HEADS * HEAD_DIM)
+#define QKV_ROWS (HEADS_WIDTH + 2 * KV_WIDTH)
+#define EXCHANGE_WORDS (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN)
+#define MOST(a, b) ((a) > (b) ? (a) : (b))
+
+// Into how many pieces a row is cut: a power of two, so that a warp has the same piece of all its rows.
+__host__ __device__ constexpr int pieces_of(int width) {
+    int pieces = 1;
+    while (pieces * PIECE < width) pieces *= 2;
+    return pieces;
+}
+__host__ __device__ constexpr int columns_of(int width) {
+    return (width + 8 * pieces_of(width) - 1) / (8 * pieces_of(width)) * 8;
+}
+// A stage of the ring has two pieces for each warp: of two sets of so many rows.
+__host__ __device__ constexpr int rows_of_set(int width) { return WARPS / pieces_of(width); }
+
+#define STAGE_BYTES                                                                                                \
+    (4 * MOST(rows_of_set(HIDDEN) * HIDDEN, MOST(rows_of_set(HEADS_WIDTH) * HEADS_WIDTH, rows_of_set(FFN) * FFN)))
+
+enum Kind { QKV, O_PROJ, GATE_UP, DOWN_PROJ, LM_HEAD };
+
+// A block's rows of a matrix: first, first + 1, ...; of gate_up also the same number FFN rows further on. Where blocks
+// do not get equally many, others get more in the next layer, except of o_proj and down_proj: their rows are those of
+// the residual stream, which a block keeps.
+struct Share {
+    int first, rows;
+};
+
+__device__ __forceinline__ Share share_of(Kind kind, int layer, int vocab) {
+    unsigned blocks = gridDim.x, block = blockIdx.x, unit = 1, count = HIDDEN;
+    if (kind == QKV) count = QKV_ROWS;
+    if (kind == GATE_UP) count = FFN / 2, unit = 2;  // activations are handed on in pairs
+    if (kind == LM_HEAD) count = vocab;
+    if (kind == QKV || kind == GATE_UP) block = (block + 41u * layer) % blocks;
+    unsigned first = block * count / blocks, last = (block + 1) * count / blocks;
+    return {(int)(first * unit), (int)((last - first) * unit)};
+}
+
+// ---------------- the weights' way
+
+struct Ring {
+    unsigned char* stages;
+#if HAS_BULK_COPY
+    PhaseBarrier *full, *empty;  // of each stage
+#endif
+    int stage, started;  // the stage at hand, and how many there were before it
+    unsigned phase;
+    __device__ __forceinline__ void next() {
+        started++;
+        if (++stage == STAGES) stage = 0, phase ^= 1u;
+    }
+};
+
+#if HAS_BULK_COPY
+// A block's rows of a matrix, a stage after the other. A stage's second set of rows are those that follow the first
+// set, or those `apart` rows further on.
+template <int WIDTH>
+__device__ __forceinline__ void bring(Ring& ring, Ring& oldest, const bf16* matrix, Share share, int apart,
+                                      unsigned long long policy) {
+    constexpr int SET = rows_of_set(WIDTH);
+    int step = apart ? SET : 2 * SET;
+    for (int r = 0; r < share.rows; r += step) {
+        const bf16* from = matrix + (size_t)(share.first + r) * WIDTH;
+        unsigned char* to = ring.stages + ring.stage * STAGE_BYTES;
+        unsigned bytes = min(step, share.rows - r) * (2 * WIDTH);
+        if (ring.started >= IN_FLIGHT) {
+            wait_phase(oldest.full + oldest.stage, oldest.phase);
+            oldest.next();
+        }
+        wait_phase(ring.empty + ring.stage, ring.phase ^ 1u);
+        arrive_expecting(ring.full + ring.stage, apart ? 2 * bytes : bytes);
+        copy_bulk(to, from, bytes, ring.full + ring.stage, policy);
+        if (apart) copy_bulk(to + SET * 2 * WIDTH, from + (size_t)apart * WIDTH, bytes, ring.full + ring.stage, policy);
+        ring.next();
+    }
+}
+
+__device__ __forceinline__ void bring_all(Ring ring, const bf16* const* weights, int layers, int vocab) {
+    unsigned long long policy = read_once();
+    Ring oldest = ring;  // of the copies that are on their way
+    Share rows = share_of(O_PROJ, 0, vocab);
+    for (int layer = 0; layer < layers; layer++) {
+        bring<HIDDEN>(ring, oldest, weights[4 * layer], share_of(QKV, layer, vocab), 0, policy);
+        bring<HEADS_WIDTH>(ring, oldest, weights[4 * layer + 1], rows, 0, policy);
+        bring<HIDDEN>(ring, oldest, weights[4 * layer + 2], share_of(GATE_UP, layer, vocab), FFN, policy);
+        bring<FFN>(ring, oldest, weights[4 * layer + 3], rows, 0, policy);
+    }
+    bring<HIDDEN>(ring, oldest, weights[4 * layers], share_of(LM_HEAD, layers, vocab), 0, policy);
+}
+#endif
+
+// Two pieces times the same columns of x: this lane has four times eight of them.
+__device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* second, int columns, const float (&x)[4][8]) {
+    float a[4] = {}, b[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int column = 256 * i + 8 * (threadIdx.x % 32);
+        if (column < columns) {
+            float w[8], v[8];
+            load8(first + column, w);
+            load8(second + column, v);
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                a[i] += w[c] * x[i][c];
+                b[i] += v[c] * x[i][c];
+            }
+        }
+    }
+    float2 total = make_float2((a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3]));
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) {
+        total.x += __shfl_xor_sync(0xffffffffu, total.x, other);
+        total.y += __shfl_xor_sync(0xffffffffu, total.y, other);
+    }
+    return total;
+}
+
+// A block's rows times x, as sums[row * pieces + piece]; APART: and those so many rows further on, whose sums follow.
+// The columns of x that this lane has are in `x`. A barrier ends it.
+template <int WIDTH, int APART>
+__device__ __forceinline__ void multiply(Ring& ring, const bf16* matrix, Share share, const float (&x)[4][8],
+                                         float* sums) {
+    constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH), SET = rows_of_set(WIDTH);
+    int warp = threadIdx.x / 32, piece = warp % PIECES, mine = warp / PIECES;
+    int columns = min(EACH, WIDTH - piece * EACH), last = share.rows - 1;
+    float* second_sums = sums + (APART ? share.rows : SET) * PIECES;
+    for (int r = mine; r - mine <= last; r += APART ? SET : 2 * SET) {
+#if HAS_BULK_COPY
+        wait_phase(ring.full + ring.stage, ring.phase);
+        const bf16* first = (const bf16*)(ring.stages + ring.stage * STAGE_BYTES) + mine * WIDTH + piece * EACH;
+        const bf16* second = first + SET * WIDTH;
+#else
+        const bf16* first = matrix + (size_t)(share.first + min(r, last)) * WIDTH + piece * EACH;
+        const bf16* second = matrix + (size_t)(share.first + min(APART ? r : r + SET, last) + APART) * WIDTH + piece * EACH;
+#endif
+        float2 sum = dot_pieces(first, second, columns, x);
+        if (threadIdx.x % 32 == 0) {
+            if (r <= last) sums[r * PIECES + piece] = sum.x;
+            if ((APART ? r : r + SET) <= last) second_sums[r * PIECES + piece] = sum.y;
+        }
+#if HAS_BULK_COPY
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(ring.empty + ring.stage);
+        ring.next();
+#endif
+    }
+    BLOCK_BARRIER();
+}
+
+template <int WIDTH>
+__device__ __forceinline__ float row_sum(const float* sums, int row) {
+    constexpr int PIECES = pieces_of(WIDTH);
+    float sum = 0.0f;
+#pragma unroll
+    for (int piece = 0; piece < PIECES; piece++) sum += sums[row * PIECES + piece];
+    return sum;
+}
+
+// The columns of x that this lane multiplies with, zeros where there are no more.
+template <int WIDTH>
+__device__ __forceinline__ void take_columns(const bf16* x, float (&to)[4][8]) {
+    constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH);
+    int first = threadIdx.x / 32 % PIECES * EACH, columns = min(EACH, WIDTH - first);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int column = 256 * i + 8 * (threadIdx.x % 32);
+#pragma unroll
+        for (int c = 0; c < 8; c++) to[i][c] = 0.0f;
+        if (column < columns) load8(x + first + column, to[i]);
+    }
+}
+
+// ---------------- the numbers' way from block to block
+
+struct Word {
+    unsigned bits, exchange;
+};
+
+__device__ __forceinline__ void hand_on(Word* to, unsigned bits, unsigned exchange) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(bits), "r"(exchange) : "memory");
+#else
+    *to = {bits, exchange};
+#endif
+}
+
+// Two words that lie side by side, each by itself whole; true when both belong to the exchange.
+__device__ __forceinline__ bool look(const Word* from, unsigned exchange, unsigned& a, unsigned& b) {
+#ifdef __CUDA_ARCH__
+    unsigned a_exchange, b_exchange;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(a_exchange), "=r"(b), "=r"(b_exchange)
+                 : "l"(from)
+                 : "memory");
+    return a_exchange == exchange && b_exchange == exchange;
+#else
+    a = from[0].bits;
+    b = from[1].bits;
+    return from[0].exchange == exchange && from[1].exchange == exchange;
+#endif
+}
+
+// 2 * PAIRS words from every 2 * BLOCK_THREADS-th on, as soon as they have been handed on: to[e] are the words
+// 2 * (e * BLOCK_THREADS + threadIdx.x) and the next one, of `count`.
+template <int PAIRS>
+__device__ __forceinline__ void receive(const Word* from, int count, unsigned exchange, uint2 (&to)[PAIRS]) {
+#ifndef __CUDA_ARCH__
+    __syncthreads();  // blocks run one after the other there: what this one needs it wrote itself
+#endif
+    unsigned missing = (1u << PAIRS) - 1u;
+    while (missing) {
+#pragma unroll
+        for (int e = 0; e < PAIRS; e++) {
+            int word = 2 * (e * BLOCK_THREADS + threadIdx.x);
+            if ((missing >> e & 1u) && (word >= count || look(from + word, exchange, to[e].x, to[e].y)))
+                missing &= ~(1u << e);
+        }
+    }
+}
+
+// Rounded numbers that were handed on two in a word, to x.
+template <int WIDTH>
+__device__ __forceinline__ void receive_packed(const Word* from, unsigned exchange, bf16* x) {
+    constexpr int PAIRS = (WIDTH / 2 + 2 * BLOCK_THREADS - 1) / (2 * BLOCK_THREADS);
+    uint2 word[PAIRS];
+    receive(from, WIDTH / 2, exchange, word);
+#pragma unroll
+    for (int e = 0; e < PAIRS; e++) {
+        int first = 2 * (e * BLOCK_THREADS + threadIdx.x);
+        if (first < WIDTH / 2) *(uint2*)(x + 2 * first) = word[e];
+    }
+    BLOCK_BARRIER();
+}
+
+// The products of some query heads, from `head` on, and of their KV head's key and value: (HEADS + 2, D) float32.
+template <int HEADS>
+__device__ __forceinline__ void receive_heads(const Word* qkv, int head, unsigned exchange, float* to) {
+#ifndef __CUDA_ARCH__
+    __syncthreads();
+#endif
+    for (int word = 2 * threadIdx.x; word < (HEADS + 2) * HEAD_DIM; word += 2 * BLOCK_THREADS) {
+        int row = head * HEAD_DIM + word;
+        if (word >= HEADS * HEAD_DIM) row = HEADS_WIDTH + head / GROUP * HEAD_DIM + word - HEADS * HEAD_DIM;
+        if (word >= (HEADS + 1) * HEAD_DIM) row += KV_WIDTH - HEAD_DIM;
+        unsigned a, b;
+        while (!look(qkv + row, exchange, a, b)) {}
+        *(float2*)(to + word) = make_float2(__uint_as_float(a), __uint_as_float(b));
+    }
+    BLOCK_BARRIER();
+}
+
+// HEADS query heads from `head` on, over one split of their keys: what they give goes to `heads`, two in a word.
+template <int HEADS>
+__device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word* heads, const int* table, int context,
+                                       int head, int split, const float* turns, unsigned exchange, float* token,
+                                       float* work) {
+    auto await = [&]() {
+        receive_heads<HEADS>(qkv, head, exchange, token);
+        return NewToken{token, token + HEADS * HEAD_DIM, token + (HEADS + 1) * HEAD_DIM, turns, turns + HALF};
+    };
+    auto put = [&](int p, float a, float b) { hand_on(heads + (head * HEAD_DIM + p) / 2, pack2(a, b), exchange); };
+    attend_split<HEADS>(step, table, context, 0, head / GROUP, split, head % GROUP == 0, work, await, put);
+}
+
+// ---------------- norm and argmax
+
+#define NORM_PAIRS ((HIDDEN + 2 * BLOCK_THREADS - 1) / (2 * BLOCK_THREADS))
+
+__device__ __forceinline__ float sum_of_block(float value, float* scratch) {
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) value += __shfl_xor_sync(0xffffffffu, value, other);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    BLOCK_BARRIER();
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += scratch[w];
+    return sum;
+}
+
+// A norm's weights for the columns that this thread has in `value`.
+__device__ __forceinline__ void load_weights(const bf16* weight, unsigned (&to)[NORM_PAIRS]) {
+#pragma unroll
+    for (int e = 0; e < NORM_PAIRS; e++) {
+        int column = 2 * (e * BLOCK_THREADS + threadIdx.x);
+        to[e] = column < HIDDEN ? *(const unsigned*)(weight + column) : 0u;
+    }
+}
+
+// x = the norm of the stream, rounded as products take it. `value` holds float32 bits, two columns a pair.
+__device__ __forceinline__ void normalise(const uint2 (&value)[NORM_PAIRS], const unsigned (&weight)[NORM_PAIRS],
+                                          float eps, bf16* x, float* scratch) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < NORM_PAIRS; e++) {
+        float a = __uint_as_float(value[e].x), b = __uint_as_float(value[e].y);
+        if (2 * (e * BLOCK_THREADS + threadIdx.x) < HIDDEN) squares += a * a + b * b;
+    }
+    float scale = rsqrtf(sum_of_block(squares, scratch) / HIDDEN + eps);
+#pragma unroll
+    for (int e = 0; e < NORM_PAIRS; e++) {
+        int column = 2 * (e * BLOCK_THREADS + threadIdx.x);
+        float a = __uint_as_float(value[e].x) * scale * __uint_as_float(weight[e] << 16);
+        float b = __uint_as_float(value[e].y) * scale * __uint_as_float(weight[e] & 0xffff0000u);
+        if (column < HIDDEN) *(unsigned*)(x + column) = pack2(a, b);
+    }
+    BLOCK_BARRIER();
+}
+
+struct Best {
+    float value;
+    int index;  // -1: there is none
+};
+
+// The lowest index wins a tie, and a NaN counts as larger than any number.
+__device__ __forceinline__ Best better(Best a, Best b) {
+    if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
+    bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+    if (a.value == b.value || (a_nan && b_nan)) return a.index < b.index ? a : b;
+    return a.value > b.value || a_nan ? a : b;
+}
+
+__device__ __forceinline__ Best best_of_block(Best mine, Best* scratch) {
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) {
+        Best theirs = {__shfl_xor_sync(0xffffffffu, mine.value, other), __shfl_xor_sync(0xffffffffu, mine.index, other)};
+        mine = better(mine, theirs);
+    }
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = mine;
+    BLOCK_BARRIER();
+    Best best = scratch[0];
+    for (int w = 1; w < WARPS; w++) best = better(best, scratch[w]);
+    return best;
+}
+
+// A part of the keys and values of a layer, `ahead` elements behind this one, comes to the L2 cache: a read that waits
+// behind all the weights that are on their way would be late.
+__device__ __forceinline__ void prefetch_keys(const Decode& step, long long ahead, const int* table, int context) {
+#ifdef __CUDA_ARCH__
+    constexpr int LINES = (KV_WIDTH + 63) / 64;  // of 128 bytes, in a token's keys
+    for (int i = blockIdx.x * BLOCK_THREADS + threadIdx.x; i < (context - 1) * LINES; i += gridDim.x * BLOCK_THREADS) {
+        size_t at = offset_of(table, i / LINES, 0, KV_HEADS, i % LINES * 64) + ahead;
+        asm volatile("prefetch.global.L2 [%0];\nprefetch.global.L2 [%1];" ::"l"(step.keys + at), "l"(step.values + at));
+    }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
+    decode_step(const int* ids, const int* block_table, const int* context_len, const bf16* const* weights,
+                const bf16* const* norms, const bf16* embedding, const float* inv_freq, bf16* key_cache,
+                bf16* value_cache, Word* exchange, float* partial, float* lse, unsigned* arrived, float* logits,
+                Best* candidates, int* chosen, unsigned* meeting, long long layer_stride, int layers, int vocab,
+                int splits, int sums_floats, float eps, float scale) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    // The ring, x and what attention works in (at different times), sums, the block's part of the stream, small things.
+    Ring ring;
+    ring.stages = shared;
+    ring.stage = ring.started = 0;
+    ring.phase = 0u;
+    float* work = (float*)(shared + (HAS_BULK_COPY ? STAGES * STAGE_BYTES : 0));
+    bf16* x = (bf16*)work;
+    float* token_floats = work + (ATTENTION_FLOATS(WARPS) + 3) / 4 * 4;  // (GROUP + 2) * HEAD_DIM of them
+    float* sums = work + MOST((ATTENTION_FLOATS(WARPS) + 3) / 4 * 4 + (GROUP + 2) * HEAD_DIM,
+                              MOST(HIDDEN, MOST(HEADS_WIDTH, FFN)) / 2);
+    float* own = sums + sums_floats;  // the block's rows of the residual stream
+    float* reduce = own + (HIDDEN / gridDim.x + 4) / 4 * 4;
+
+#if HAS_BULK_COPY
+    __shared__ PhaseBarrier full[STAGES], empty[STAGES];
+    ring.full = full;
+    ring.empty = empty;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            start_phases(full + s, 1);
+            start_phases(empty + s, WARPS);
+        }
+        show_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x >= BLOCK_THREADS) {  // the copying warp
+        if (threadIdx.x == BLOCK_THREADS) bring_all(ring, weights, layers, vocab);
+        return;
+    }
+#endif
+    wait_for_previous();  // the weights were there before; the token was not
+
+    int id = ids[0], context = context_len[0];
+    unsigned number = meeting[0];
+    Word *qkv = exchange, *heads = qkv + QKV_ROWS, *middle = heads + HEADS_WIDTH / 2;
+    Word *activated = middle + HIDDEN, *stream = activated + FFN / 2;
+    const bf16* embedded = embedding + (size_t)id * HIDDEN;
+    Share rows = share_of(O_PROJ, 0, vocab);
+    for (int r = threadIdx.x; r < rows.rows; r += BLOCK_THREADS) own[r] = bf16_to_float(embedded[rows.first + r]);
+
+    __shared__ int table[TABLE];  // the blocks of the keys that this block will look at
+    __shared__ float turns[HEAD_DIM];
+    int first_block = context <= LEAST_KEYS ? 0 : blockIdx.x / KV_HEADS * keys_of_split(context, splits) / BLOCK_SIZE;
+    for (int i = threadIdx.x; i < TABLE && (first_block + i) * BLOCK_SIZE < context; i += BLOCK_THREADS)
+        table[i] = block_table[first_block + i];
+    fill_turns(context - 1, inv_freq, turns, turns + HALF);
+
+    float columns[4][8];
+    uint2 value[NORM_PAIRS];
+    unsigned weight[NORM_PAIRS];
+    load_weights(norms[0], weight);
+#pragma unroll
+    for (int e = 0; e < NORM_PAIRS; e++) {
+        int column = 2 * (e * BLOCK_THREADS + threadIdx.x);
+        unsigned both = column < HIDDEN ? *(const unsigned*)(embedded + column) : 0u;
+        value[e] = make_uint2(both << 16, both & 0xffff0000u);
+    }
+    Decode first = {key_cache, value_cache, partial, lse, arrived, KV_HEADS, splits, 0.0f};
+    prefetch_keys(first, 0, block_table, context);
+    for (int layer = 0; layer < layers; layer++, number++) {
+        Decode step = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, partial, lse, arrived,
+                       KV_HEADS, splits, scale * LOG2_E};
+        normalise(value, weight, eps, x, reduce);
+        take_columns<HIDDEN>(x, columns);
+        load_weights(norms[2 * layer + 1], weight);
+        Share share = share_of(QKV, layer, vocab);
+        multiply<HIDDEN, 0>(ring, weights[4 * layer], share, columns, sums);
+        for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS)
+            hand_on(qkv + share.first + r, __float_as_uint(row_sum<HIDDEN>(sums, r)), number);
+
+        if (context <= LEAST_KEYS) {  // one split: a block for each query head
+            for (int head = blockIdx.x; head < GROUP * KV_HEADS; head += gridDim.x)
+                attend<1>(step, qkv, heads, table, context, head, 0, turns, number, token_floats, work);
+        } else {
+            for (int item = blockIdx.x; item < splits * KV_HEADS; item += gridDim.x) {
+                int split = item / KV_HEADS, first_block = split * keys_of_split(context, splits) / BLOCK_SIZE;
+                bool near = item == blockIdx.x && keys_of_split(context, splits) <= TABLE * BLOCK_SIZE;
+                attend<GROUP>(step, qkv, heads, near ? table - first_block : block_table, context,
+                              item % KV_HEADS * GROUP, split, turns, number, token_floats, work);
+            }
+        }
+        if (layer + 1 < layers) prefetch_keys(step, layer_stride, block_table, context);
+        receive_packed<HEADS_WIDTH>(heads, number, x);
+        take_columns<HEADS_WIDTH>(x, columns);
+        multiply<HEADS_WIDTH, 0>(ring, weights[4 * layer + 1], rows, columns, sums);
+        for (int r = threadIdx.x; r < rows.rows; r += BLOCK_THREADS) {
+            own[r] += row_sum<HEADS_WIDTH>(sums, r);
+            hand_on(middle + rows.first + r, __float_as_uint(own[r]), number);
+        }
+
+        receive(middle, HIDDEN, number, value);
+        normalise(value, weight, eps, x, reduce);
+        take_columns<HIDDEN>(x, columns);
+        load_weights(norms[2 * layer + 2], weight);
+        share = share_of(GATE_UP, layer, vocab);
+        multiply<HIDDEN, FFN>(ring, weights[4 * layer + 2], share, columns, sums);
+        for (int r = 2 * threadIdx.x; r < share.rows; r += 2 * BLOCK_THREADS) {
+            float result[2];
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float gate = row_sum<HIDDEN>(sums, r + k), up = row_sum<HIDDEN>(sums, share.rows + r + k);
+                result[k] = gate / (1.0f + expf(-gate)) * up;
+            }
+            hand_on(activated + (share.first + r) / 2, pack2(result[0], result[1]), number);
+        }
+
+        receive_packed<FFN>(activated, number, x);
+        take_columns<FFN>(x, columns);
+        multiply<FFN, 0>(ring, weights[4 * layer + 3], rows, columns, sums);
+        for (int r = threadIdx.x; r < rows.rows; r += BLOCK_THREADS) {
+            own[r] += row_sum<FFN>(sums, r);
+            hand_on(stream + rows.first + r, __float_as_uint(own[r]), number);
+        }
+        receive(stream, HIDDEN, number, value);
+    }
+
+    normalise(value, weight, eps, x, reduce);
+    take_columns<HIDDEN>(x, columns);
+    Share share = share_of(LM_HEAD, layers, vocab);
+    multiply<HIDDEN, 0>(ring, weights[4 * layers], share, columns, sums);
+    let_next_start();
+    Best best = {0.0f, -1};
+    for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS) {
+        float logit = row_sum<HIDDEN>(sums, r);
+        logits[share.first + r] = logit;
+        best = better(best, Best{logit, share.first + r});
+    }
+    best = best_of_block(best, (Best*)reduce);
+    unsigned* flag = (unsigned*)work;
+    if (threadIdx.x == 0) {
+        candidates[blockIdx.x] = best;
+        __threadfence();
+        *flag = atomicAdd(meeting + 1, 1u) == gridDim.x - 1u;
+    }
+    BLOCK_BARRIER();
+    if (!*flag) return;
+    // The last block to end: all candidates are there.
+    __threadfence();
+    best = {0.0f, -1};
+    for (int b = threadIdx.x; b < gridDim.x; b += BLOCK_THREADS) {
+        Best theirs = {load_fresh(&candidates[b].value), __float_as_int(load_fresh((const float*)&candidates[b].index))};
+        best = better(best, theirs);
+    }
+    best = best_of_block(best, (Best*)reduce + WARPS);
+    if (threadIdx.x == 0) {
+        chosen[0] = best.index;
+        meeting[0] = number;
+        meeting[1] = 0u;
+    }
+}

@@ -1,0 +1,199 @@
+"""Launches ``decode_step.cu``: one token of one request through the whole model, by one persistent kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..config import ModelConfig
+from ..device import cp, is_gpu
+from . import decode_attention as attention
+from .launch import Contract, Float, Int, ceil_div
+from .source import kernel
+
+PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
+_WARPS, _STAGES = 8, 6
+_SHARED_BYTES = (227 << 10) - 4096  # that a block may have, of compute capability 9.0
+_MIN_CAPABILITY = 90
+
+_contract = Contract(
+    "decode_step",
+    ids="int32 1",
+    block_table="int32 M",
+    context_len="int32 1",
+    keys="bf16 L NB BS Hk D",
+    values="bf16 L NB BS Hk D",
+    logits="float32 V",
+    chosen="int32 1",
+)
+
+
+def pieces_of(width: int) -> int:
+    """Into how many pieces a row of a matrix is cut: a power of two."""
+    pieces = 1
+    while pieces * PIECE < width:
+        pieces *= 2
+    return pieces
+
+
+class DecodeStep:
+    """The persistent decode of one model: addresses of its weights, and the memory that a step works in.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    weights : Weights
+        Must live as long as this does.
+    blocks : int, optional
+        Of the launch; by default one a multiprocessor, in the emulation one (its blocks run one after the other
+        and so can not wait for each other).
+
+    Raises
+    ------
+    ValueError
+        The model is not such as :meth:`supports` names.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Any, blocks: int | None = None) -> None:
+        reason = self.unsupported(config)
+        if reason:
+            raise ValueError(f"decode_step: {reason}")
+        self.config = config
+        self._weights = weights
+        layers = range(config.num_hidden_layers)
+        matrices = [
+            weights[f"layers.{i}.{name}"] for i in layers for name in ("qkv", "o_proj", "gate_up", "down_proj")
+        ]
+        norms = [
+            weights[f"layers.{i}.{name}"]
+            for i in layers
+            for name in ("input_layernorm", "post_attention_layernorm")
+        ]
+        for array in (*matrices, weights.lm_head, *norms, weights["norm"]):
+            if array.data.ptr % 16:
+                raise ValueError(f"decode_step: a weight starts at {array.data.ptr:#x}, no multiple of 16 bytes")
+        self._matrices = _addresses([*matrices, weights.lm_head])
+        self._norms = _addresses([*norms, weights["norm"]])
+        self._blocks = blocks or (_multiprocessors() if is_gpu else 1)
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        splits = max(1, self._blocks // kv_heads) if is_gpu else 3
+        self._scratch = attention.DecodeScratch(1, heads, kv_heads, dim, splits)
+        words = config.q_size + 2 * config.kv_size + config.q_size // 2 + 2 * config.hidden_size
+        words += config.intermediate_size // 2
+        self._exchange = cp.zeros(words, np.uint64)
+        self._candidates = cp.empty((self._blocks, 2), np.float32)
+        self._meeting = cp.asarray(np.array([1, 0], np.uint32))  # exchange 0 is what zeros would belong to
+
+    @staticmethod
+    def unsupported(config: ModelConfig) -> str:
+        """Why a model can not be run by this kernel; "" where it can."""
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        if not attention.supports(heads, kv_heads, dim):
+            return f"heads are {heads} on {kv_heads} of {dim} columns, which decode_attention does not support"
+        for name in ("hidden_size", "intermediate_size", "q_size"):
+            width = getattr(config, name)
+            if width % 8 or pieces_of(width) > _WARPS:
+                return f"{name} is {width}; it must be a multiple of 8 up to {_WARPS * PIECE}"
+        if is_gpu and int(cp.cuda.Device().compute_capability) < _MIN_CAPABILITY:
+            return f"compute capability is {cp.cuda.Device().compute_capability}; it must be {_MIN_CAPABILITY} or more"
+        return ""
+
+    def __call__(
+        self,
+        ids: Any,
+        block_table: Any,
+        context_len: Any,
+        keys: Any,
+        values: Any,
+        logits: Any,
+        chosen: Any,
+        launch: Any = None,
+    ) -> Any:
+        """Compute a token.
+
+        Parameters
+        ----------
+        ids : (1,) int32
+            The token, from 0 to V - 1.
+        block_table : (max_blocks,) int32
+        context_len : (1,) int32
+            Tokens in the cache after this step, this one included.
+        keys, values : (layers, NB, BS, Hk, D) bf16
+            The whole cache; changed at the token's slot.
+        logits : (V,) float32
+        chosen : (1,) int32
+            The index of the largest logit, as :func:`tinyvllm_ref.kernels.argmax.argmax` gives it.
+        launch : callable, optional
+            ``launch(kernel, grid, block, args, shared_mem)`` in place of calling the kernel.
+
+        Returns
+        -------
+        chosen
+        """
+        config = self.config
+        sizes = _contract(ids, block_table, context_len, keys, values, logits, chosen, V=config.vocab_size)
+        pieces = max(map(pieces_of, (config.hidden_size, config.intermediate_size, config.q_size)))
+        warps, stages = (_WARPS, _STAGES) if is_gpu else (pieces, 1)
+        group = config.num_attention_heads // config.num_key_value_heads
+        compiled = kernel(
+            "decode_step",
+            HIDDEN=config.hidden_size,
+            FFN=config.intermediate_size,
+            KV_HEADS=config.num_key_value_heads,
+            GROUP=group,
+            HEAD_DIM=config.head_dim,
+            BLOCK_SIZE=sizes["BS"],
+            WARPS=warps,
+            STAGES=stages,
+        )
+        shared = self._shared_bytes(warps, stages, group)
+        if compiled.max_dynamic_shared_size_bytes < shared:
+            compiled.max_dynamic_shared_size_bytes = shared
+        s = self._scratch
+        args = (
+            *(ids, block_table, context_len, self._matrices, self._norms, self._weights["embed_tokens"]),
+            *(self._weights["inv_freq"], keys, values, self._exchange, s.partial, s.lse, s.arrived),
+            *(logits, self._candidates, chosen, self._meeting, np.int64(keys[0].size)),
+            *(Int(config.num_hidden_layers), Int(config.vocab_size), Int(s.splits), Int(self._sums())),
+            *(Float(config.rms_norm_eps), Float(config.head_dim**-0.5)),
+        )
+        block = 32 * (warps + is_gpu)  # on a card one warp does nothing but copy
+        if launch is None:
+            compiled((self._blocks,), (block,), args, shared_mem=shared)
+        else:
+            launch(compiled, (self._blocks,), (block,), args, shared)
+        return chosen
+
+    def _sums(self) -> int:
+        """float32 values that the sums of a block's rows take, of the matrix that has most of them."""
+        config = self.config
+        products = (
+            (config.q_size + 2 * config.kv_size, config.hidden_size),
+            (config.hidden_size, config.q_size),
+            (config.hidden_size, config.intermediate_size),
+            (2 * config.intermediate_size, config.hidden_size),
+            (config.vocab_size, config.hidden_size),
+        )
+        most = max((ceil_div(rows, self._blocks) + 4) * pieces_of(width) for rows, width in products)
+        return ceil_div(most, 4) * 4
+
+    def _shared_bytes(self, warps: int, stages: int, group: int) -> int:
+        """What the kernel lays out: the ring, work memory, sums, its rows of the stream, reductions."""
+        config = self.config
+        widths = (config.hidden_size, config.q_size, config.intermediate_size)
+        ring = stages * max(4 * (warps // pieces_of(width)) * width for width in widths) if is_gpu else 0
+        attention_work = ceil_div(attention.attention_floats(warps, group, config.head_dim), 4) * 4
+        work = max(attention_work + (group + 2) * config.head_dim, max(widths) // 2)
+        own = (config.hidden_size // self._blocks + 4) // 4 * 4
+        total = ring + 4 * (work + self._sums() + own + 4 * warps)  # and some statically
+        _contract.check("the shared memory of a block", total, total <= _SHARED_BYTES, f"at most {_SHARED_BYTES}")
+        return total
+
+
+def _addresses(arrays: list[Any]) -> Any:
+    return cp.asarray(np.array([array.data.ptr for array in arrays], np.uint64))
+
+
+def _multiprocessors() -> int:
+    return int(cp.cuda.Device().attributes["MultiProcessorCount"])
