@@ -344,7 +344,7 @@ check("08.6", cache_offset)
 # the same.
 #
 # So use both. The emulation also helps you while you own a card: `emulation.RawKernel`, as in the first cell, takes the same text, and a fault there costs you neither your
-# notebook's process nor the arrays on the card. (That is why `check` tries small cases in the emulation before it launches anything on your card.) What it can not show is anything about speed.
+# notebook's process nor the arrays on the card. (That is why `check` tries an answer in the emulation before it launches anything on your card.) What it can not show is anything about speed.
 #
 # ## Your engine so far
 #

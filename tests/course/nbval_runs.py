@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,9 @@ from tinyvllm_ref.course.making.scratch import scratch_environment
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def failed_cells(notebook: Path, folder: Path) -> tuple[int, set[int], str]:
+def failed_cells(
+    notebook: Path, folder: Path, changes: Mapping[str, str] | None = None
+) -> tuple[int, set[int], str]:
     """Run nbval on a notebook.
 
     Parameters
@@ -21,6 +24,8 @@ def failed_cells(notebook: Path, folder: Path) -> tuple[int, set[int], str]:
     notebook : Path
     folder : Path
         For the report.
+    changes : mapping of str to str, optional
+        Of the environment, by default that of the emulation.
 
     Returns
     -------
@@ -35,6 +40,7 @@ def failed_cells(notebook: Path, folder: Path) -> tuple[int, set[int], str]:
         for name in [name for name in environment if name.startswith("PYTEST_")]:
             del environment[name]
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they load longer than a notebook runs
+        environment |= changes or {}
         done = subprocess.run(
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900
         )

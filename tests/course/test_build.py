@@ -617,7 +617,14 @@ def test_ctrl_c_ends_the_kernels(tmp_path):
         tmp_path, **{f"_0{n}_x": f"# %%\n{cell.format(str(mark))}\n" for n, mark in enumerate(marks)}
     )
     program = [sys.executable, "-m", "tinyvllm_ref", "run-solutions", "--jobs", "2", "--root", str(root)]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts with & is told to ignore Ctrl-C, and so is what that starts: these tests, say.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         while not all(mark.exists() and mark.read_text() for mark in marks):
             assert process.poll() is None
             time.sleep(0.05)

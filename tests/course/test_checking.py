@@ -529,6 +529,7 @@ def test_the_input_stands_beside_a_wrong_element(doubled):
         ("out[0] = x[0][0];", "row * columns + column"),
         ("syncthreads();", "two underscores"),
         ("bool odd = True;", "true, false, nullptr"),
+        ("out[0] = -INFINITY;", "__int_as_float(0x7f800000) is infinity"),
         ("__shared__ int count[4] = {0};", "must write its first values"),
     ],
 )

@@ -52,7 +52,7 @@ extern "C" __global__ void product_tiled(const bf16* x, const bf16* w, float* ou
 
 _BRING_X = "x_tile[ty][tx] = t < T && start + tx < K ? bf16_to_float(x[t * K + start + tx]) : 0;"
 _BRING_W = "row < N && start + tx < K ? bf16_to_float(w[row * K + start + tx]) : 0;"
-_SHUFFLE = """float most = t < n ? row[t] : -INFINITY;
+_SHUFFLE = """float most = t < n ? row[t] : __int_as_float(0xff800000);
 for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, lanes));
 if (t % 32 == 0) cell[t / 32] = most;
 __syncthreads();
@@ -148,7 +148,7 @@ x[i + half] = a;""",
     ),
     "08.3, empty cells filled": (
         "08.3",
-        _minus_max("""cell[t] = t < n ? row[t] : -INFINITY;
+        _minus_max("""cell[t] = t < n ? row[t] : __int_as_float(0xff800000);
 __syncthreads();
 for (int s = blockDim.x / 2; s > 0; s /= 2) {
     if (t < s) cell[t] = fmaxf(cell[t], cell[t + s]);

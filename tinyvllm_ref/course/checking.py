@@ -83,14 +83,14 @@ def check(id: str, answer: Any = ...) -> None:
             namespace = make_namespace(exercise, source, device.cp)
         if answer is not ... and not same_answer(answer, namespace[exercise.answer]):
             raise _another(exercise)
-        verdict = _judge(exercise, source, namespace[exercise.answer])
+        verdict, was_emulated = _judge(exercise, source, namespace[exercise.answer])
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # PythonTimeout and sys.exit() in an answer among them
         _fail(exercise, report_of_error(exercise, error))
     if not verdict.passed:
         # With a line of the stub left in, half of the answer is the learner's: that says nothing of what they think.
-        known = _was_emulated(verdict) and not _left_of_stub(exercise, source)
+        known = was_emulated and not _left_of_stub(exercise, source)
         mistake = find_mistake(verdict, SEED, seconds=_PATIENCE, source=source) if known else None
         _fail(exercise, report_of_verdict(verdict, mistake, source), verdict, mistake)
     _pass(exercise, source, namespace, verdict)
@@ -133,27 +133,42 @@ def _refuse_another(exercise: Exercise, stub: str, answer: Any) -> None:
         raise _another(exercise)
 
 
-def _judge(exercise: Exercise, source: str, answer: Any) -> Verdict:
-    """All cases on this machine; on a GPU the small ones go through the emulation's checks first."""
+def _judge(exercise: Exercise, source: str, answer: Any) -> tuple[Verdict, bool]:
+    """All cases on this machine, and whether what came of them was run in the emulation.
+
+    With a GPU they go through the emulation's checks first: one illegal access on a card ruins the process's context,
+    and with it the learner's kernel. And nothing else counts launches and sectors.
+    """
     if not device.is_gpu:
-        return judge(exercise, answer, device.cp, SEED)
-    # One illegal access on a card ruins the process's context, and with it the learner's kernel.
-    emulated = _emulated_answer(exercise, source)
+        return judge(exercise, answer, device.cp, SEED), True
+    emulated = emulated_answer(exercise, source)
     if emulated is not None:
-        first = judge(exercise, emulated, emulation, SEED, only=next(iter(exercise.points)))
+        first = judge(exercise, emulated, emulation, SEED)
         if not first.passed:
-            return judge(exercise, emulated, emulation, SEED)
-    verdict = judge(exercise, answer, device.cp, SEED)
-    if not verdict.passed and emulated is not None:
-        again = judge(exercise, emulated, emulation, SEED)
-        return verdict if again.passed else again
-    return verdict
+            return first, True
+    return judge(exercise, answer, device.cp, SEED), False
 
 
-def _emulated_answer(exercise: Exercise, source: str) -> Any:
+# Parts that take no device arrays: they work beside the emulation as well as beside a card.
+_ON_THE_HOST = frozenset(
+    {
+        "read_safetensors",
+        "float_to_bf16",
+        "bf16_to_float",
+        "Tokenizer",
+        "plan_buffers",
+        "Scheduler",
+        "BlockManager",
+    }
+)
+
+
+def emulated_answer(exercise: Exercise, source: str) -> Any:
     """The answer for the emulation, on a machine with a GPU; None where it needs parts that run on the card."""
+    if exercise.runs_engine:
+        return None
     parts = my_engine.parts() if exercise.uses else None
-    if any(not isinstance(getattr(parts, name), str) for name in exercise.uses):
+    if any(not isinstance(getattr(parts, name), str) for name in set(exercise.uses) - _ON_THE_HOST):
         return None
     try:
         return make_namespace(exercise, source, emulation)[exercise.answer]
@@ -166,10 +181,6 @@ def _no_compiler() -> type[Exception]:
     from tinyvllm_ref.emulation.toolchain import CompilerNotFound
 
     return CompilerNotFound
-
-
-def _was_emulated(verdict: Verdict) -> bool:
-    return not device.is_gpu or any(result.outcome.observed.launches for result in verdict.results)
 
 
 # ---------------- passing and failing

@@ -1,18 +1,18 @@
 """``examine``: what the checks of the emulation find in an answer as it stands, with nothing counted or kept.
 
 It runs in the emulation on a machine with a card as well: there a fault would end the process's CUDA context, and say
-less.
+less. What works on the engine's own arrays runs where those are.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tinyvllm_ref import emulation
+from tinyvllm_ref import device, emulation
 
 from . import cells, notebook
 from .answers import make_namespace
-from .checking import SEED, report_of_error, report_of_verdict
+from .checking import SEED, emulated_answer, report_of_error, report_of_verdict
 from .exercise import Exercise
 from .exercises import exercise_of
 from .judging import judge
@@ -37,8 +37,10 @@ def examine(id: str) -> None:
         return
     try:
         with time_limit(exercise.seconds):
-            answer = make_namespace(exercise, source, emulation)[exercise.answer]
-        verdict = judge(exercise, answer, emulation, SEED)
+            answer, cp = emulated_answer(exercise, source), emulation
+            if answer is None:
+                answer, cp = make_namespace(exercise, source, device.cp)[exercise.answer], device.cp
+        verdict = judge(exercise, answer, cp, SEED)
     except Exception as error:
         notebook.display(replace(report_of_error(exercise, error), next_step=""))
         return

@@ -176,6 +176,8 @@ class Exercise:
         What is expected is the whole answer, and a report keeps it to itself.
     seconds : float
         The time that one case may take.
+    runs_engine : bool
+        `run` calls functions of the engine, whose arrays are the device's: with a GPU it runs there alone.
     """
 
     id: str
@@ -198,6 +200,7 @@ class Exercise:
     stretch: bool = False
     riddle: bool = False
     seconds: float = 5.0
+    runs_engine: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

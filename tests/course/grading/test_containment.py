@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from tinyvllm_ref.checkpoint.names import REPOSITORY
 from tinyvllm_ref.course.grading import containment, runtime
 from tinyvllm_ref.course.grading.cluster import require_safe
 from tinyvllm_ref.course.grading.submit import submit
+from tinyvllm_ref.emulation import toolchain
 
 from .handing_in import LIMITS, NAME, graded, mistake, notebook, perfect, right, row_of
 
@@ -44,6 +49,57 @@ def test_a_level_that_is_not_there_says_why(monkeypatch):
         containment.find("bubblewrap", LIMITS)
     with pytest.raises(ValueError, match="must be one of auto, bubblewrap, user, limits"):
         containment.find("jail", LIMITS)
+
+
+def test_the_compiler_is_the_one_outside(monkeypatch, bubblewrapped):
+    """Its runtime is compiled already; the folders that are shown may have another that comes first."""
+    monkeypatch.setenv("PATH", os.path.dirname(shutil.which("bwrap")))
+    zig = toolchain.Toolchain(("/opt/zig", "c++"), "zig", "zig 0")
+    monkeypatch.setattr(toolchain, "find", lambda: zig)
+    with containment.place("bubblewrap", LIMITS, Path("/"), "none", Path("/")) as where:
+        command = where.command
+    at = command.index("CXX")
+    assert command[at - 1 : at + 2] == ["--setenv", "CXX", "/opt/zig c++"]
+
+
+@pytest.mark.parametrize("of_a_folder", [False, True])
+def test_python_may_be_a_link_to_a_link(of_a_folder, bubblewrapped, tmp_path, monkeypatch):
+    """As that of a virtual environment is, made with a Python that is a link itself."""
+    if of_a_folder:
+        (tmp_path / "versions").symlink_to(Path(sys.executable).parent)
+        second = tmp_path / "versions" / Path(sys.executable).name
+    else:
+        second = tmp_path / "second"
+        second.symlink_to(sys.executable)
+    first = tmp_path / "first"
+    first.symlink_to(second)
+    monkeypatch.setattr(sys, "executable", str(first))
+    containment._mount_list.cache_clear()
+    try:
+        assert containment.find("bubblewrap", LIMITS).level == "bubblewrap"
+    finally:
+        containment._mount_list.cache_clear()
+
+
+def test_what_its_user_runs_already_does_not_count(tmp_path):
+    """The system counts threads by user: a desktop's hundreds would leave an answer none."""
+
+    def processes() -> int:
+        with containment.place("limits", LIMITS, tmp_path, "none", tmp_path) as where:
+            return json.loads(where.command[-1])["limits"]["processes"]
+
+    more, end = 200, threading.Event()
+    before = processes()
+    threads = [threading.Thread(target=end.wait) for _ in range(more)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert LIMITS.processes < before
+        assert processes() >= LIMITS.processes + more
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_runner_gets_neither_answers_nor_the_judge():

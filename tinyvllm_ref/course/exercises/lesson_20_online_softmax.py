@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyvllm_ref import emulation
+from tinyvllm_ref import device, emulation
 from tinyvllm_ref.bf16 import bf16_to_float, float_to_bf16
 from tinyvllm_ref.course import figures, my_engine
 from tinyvllm_ref.course.exercise import (
@@ -230,8 +230,8 @@ return peak, total, ____""",
 # ---------------- 20.2: how much memory do the scores take?
 
 
-def _peak_bytes(attention: Any, n: int, heads: int, dim: int, cp: Any = emulation) -> int:
-    """Bytes that attention allocates beside its arguments, at most at a time."""
+def _peak_bytes(attention: Any, n: int, heads: int, dim: int, cp: Any) -> int:
+    """Bytes that attention allocates beside its arguments, at most at a time; `cp` is the module that it works with."""
     q = cp.asarray(np.random.default_rng(0).standard_normal((n, heads, dim)).astype(np.float32))
     k = cp.asarray(np.full((n, heads, dim), 0x3F80, np.uint16))
     out = cp.empty((n, heads, dim), np.uint16)
@@ -251,7 +251,7 @@ def _peak_bytes(attention: Any, n: int, heads: int, dim: int, cp: Any = emulatio
 
 @functools.cache
 def _plain_bytes(n: int) -> int:
-    return _peak_bytes(reference_attention, n, 4, 4)
+    return _peak_bytes(reference_attention, n, 4, 4, device.cp)
 
 
 _MEMORY = Prediction(
@@ -859,9 +859,9 @@ def _memory_picture(answer: Any, cp: Any) -> Any:
     plain = own.attention_gqa or own.attention or reference_attention
     mine = "learner" in (own.owners().get("attention_gqa"), own.owners().get("attention"))
     lengths = [64, 128, 256, 384, 512]
-    peaks = {
-        name: [_peak_bytes(attention, n, 4, 4, cp) for n in lengths]
-        for name, attention in (("plain", plain), ("in tiles", answer))
+    peaks = {  # the engine's parts work on the device, and the answer where it was made for
+        name: [_peak_bytes(attention, n, 4, 4, module) for n in lengths]
+        for name, attention, module in (("plain", plain, device.cp), ("in tiles", answer, cp))
     }
     figure = figures.error_lines(
         lengths, {name: np.array(values) / 2**20 for name, values in peaks.items()}, "tokens", "MiB",
