@@ -225,6 +225,10 @@ class EngineConfig:
         A prompt longer than what is left of a step's tokens is computed in pieces over several steps.
     seed : int
         Seeds the requests that have no seed of their own.
+    fast_path : {"auto", "on", "off"}
+        Fused kernels and recorded steps (``fast_path.py``) in place of one part after the other. ``"auto"``: on a
+        card, where all parts are the reference's and the model is such as its kernels are made for. ``"on"``: also
+        in the emulation, where it is slower; an error where it can not be.
 
     Raises
     ------
@@ -241,6 +245,7 @@ class EngineConfig:
     batching: Literal["continuous", "static"] = "continuous"
     enable_chunked_prefill: bool = True
     seed: int = 0
+    fast_path: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         read = _Fields({name: getattr(self, name) for name in self.__slots__}, "EngineConfig")
@@ -252,6 +257,8 @@ class EngineConfig:
             read.fail("memory_fraction", "must be above 0 and at most 1")
         if self.batching not in ("continuous", "static"):
             read.fail("batching", "must be 'continuous' or 'static'")
+        if self.fast_path not in ("auto", "on", "off"):
+            read.fail("fast_path", "must be 'auto', 'on' or 'off'")
         read.flag("enable_chunked_prefill")
         if type(self.seed) is not int or self.seed < 0:
             read.fail("seed", "must be a non-negative integer")

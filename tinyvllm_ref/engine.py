@@ -66,7 +66,9 @@ class Engine:
         self.runner = ModelRunner(model, parts, config)
         self.blocks: Any = parts.BlockManager(self.runner.num_blocks, config.block_size)  # type: ignore[misc]
         self.max_model_len = _longest(model.config.max_position_embeddings, config, self.runner.num_blocks)
-        self.scheduler: Any = _make_scheduler(parts, config, self.blocks, self.max_model_len)
+        self.scheduler: Any = _make_scheduler(
+            parts, config, self.blocks, self.max_model_len, lookahead=int(self.runner.fast is not None)
+        )
         self._prompts: dict[str, _Prompt] = {}
         self._completions: dict[str, tuple[_Prompt, Completion]] = {}
         self._aborted: list[_Prompt] = []
@@ -272,7 +274,9 @@ def _longest(model_limit: int, config: EngineConfig, num_blocks: int) -> int:
     return asked or min(model_limit, num_blocks * config.block_size)
 
 
-def _make_scheduler(parts: Parts, config: EngineConfig, blocks: Any, max_model_len: int) -> Any:
+def _make_scheduler(
+    parts: Parts, config: EngineConfig, blocks: Any, max_model_len: int, lookahead: int
+) -> Any:
     """The scheduler; a learner's takes the three arguments of its contract."""
     if parts.owners()["Scheduler"] != "reference":
         return parts.Scheduler(config.max_num_seqs, config.max_num_batched_tokens, blocks)  # type: ignore[misc]
@@ -283,4 +287,5 @@ def _make_scheduler(parts: Parts, config: EngineConfig, blocks: Any, max_model_l
         max_model_len=max_model_len,
         batching=config.batching,
         chunked_prefill=config.enable_chunked_prefill,
+        lookahead=lookahead,
     )

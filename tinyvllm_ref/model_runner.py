@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import Piece, inputs_of, make_inputs, pieces_of
+from .batch import ModelInputs, Piece, inputs_of, make_inputs, pieces_of
 from .config import EngineConfig
 from .device import cp, is_gpu
+from .fast_path import FastPath, unsupported
 from .kv_cache import KVCache, blocks_that_fit
 from .model import Model
 from .outputs import Logprob
@@ -54,6 +55,16 @@ def engine_checks() -> AbstractContextManager[Any]:
     return cp.checks("fast")  # type: ignore[no-any-return]
 
 
+def _fast_path(model: Model, config: EngineConfig) -> FastPath | None:
+    """The fast path, where it is wanted and can be."""
+    if config.fast_path == "off" or (config.fast_path == "auto" and not is_gpu):
+        return None
+    reason = unsupported(model, config)
+    if reason and config.fast_path == "on":
+        raise ValueError(f"fast_path is 'on', and it can not be: {reason}")
+    return None if reason else FastPath(model, config)
+
+
 class ModelRunner:
     """Runs the steps of one model.
 
@@ -68,6 +79,13 @@ class ModelRunner:
     ----------
     num_blocks : int
         What the KV cache has: measured where the config leaves it open.
+    fast : FastPath or None
+        Runs the steps in place of the model's parts, where it can.
+
+    Raises
+    ------
+    ValueError
+        The fast path is asked for, and this model or device has none.
     """
 
     def __init__(self, model: Model, parts: Parts, config: EngineConfig) -> None:
@@ -78,18 +96,26 @@ class ModelRunner:
         self._max_rows = max(_MIN_ROWS, config.max_num_seqs)
         with engine_checks():
             # Activations first: what is free after them is the cache's.
-            model.buffers.reserve(model.config, config.max_num_batched_tokens, config.max_num_seqs)
+            self.fast = _fast_path(model, config)
+            if self.fast is None:
+                model.buffers.reserve(model.config, config.max_num_batched_tokens, config.max_num_seqs)
             self.num_blocks = config.num_blocks or self._measure(config)
             self.kv_cache = KVCache(model.config, self.num_blocks, config.block_size)
+            if self.fast is not None:
+                self.fast.use(self.kv_cache)
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Compute a batch's tokens and draw the next ones."""
+        if self.fast is not None and self.fast.can_decode(batch):
+            with engine_checks():
+                ids = self.fast.decode(batch)
+            return StepResult(ids, [None] * len(ids), {})
         drawn: dict[int, tuple[int, dict[int, Logprob] | None]] = {}
         prompt_logprobs: dict[str, dict[int, dict[int, Logprob]]] = {}
         with engine_checks():
             for piece in pieces_of(batch, self._max_rows):
                 inputs = inputs_of(batch, piece, self._block_size, self._pack)
-                logits = self.model.forward(inputs, self.kv_cache)
+                logits = self._forward(inputs)
                 sampling = self._take_prompt_logprobs(batch, piece, logits, prompt_logprobs)
                 requests = [batch.requests[index] for index, _ in sampling]
                 sampled = self._sampler(self._rows(logits, [row for _, row in sampling]), requests)
@@ -97,6 +123,11 @@ class ModelRunner:
                     drawn[index] = (token, logprobs)
         order = sorted(drawn)
         return StepResult([drawn[i][0] for i in order], [drawn[i][1] for i in order], prompt_logprobs)
+
+    def _forward(self, inputs: ModelInputs) -> Any:
+        if self.fast is not None and self.fast.can_forward(inputs):
+            return self.fast.forward(inputs)
+        return self.model.forward(inputs, self.kv_cache)
 
     def _measure(self, config: EngineConfig) -> int:
         """How many blocks fit into the device's share of memory."""

@@ -98,6 +98,9 @@ class Scheduler:
         ``"static"`` admits requests only when nothing runs.
     chunked_prefill : bool
         False: a prompt is computed in one step, or waits for one with enough room.
+    lookahead : int
+        So many tokens beyond those of a step have their blocks in time, where blocks are free: whoever runs the
+        steps may then start the next one before it is scheduled.
 
     Raises
     ------
@@ -114,6 +117,7 @@ class Scheduler:
         max_model_len: int | None = None,
         batching: Literal["continuous", "static"] = "continuous",
         chunked_prefill: bool = True,
+        lookahead: int = 0,
     ) -> None:
         max_model_len = _longest(blocks, max_model_len)
         for name, value in (
@@ -133,6 +137,7 @@ class Scheduler:
         self.blocks = blocks
         self.batching = batching
         self.chunked_prefill = chunked_prefill
+        self.lookahead = lookahead
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission: the oldest first
         self._requests: dict[str, Request] = {}
@@ -196,6 +201,8 @@ class Scheduler:
                 f"nothing can be scheduled: {len(self.waiting)} requests wait, {len(self.running)} run, and"
                 f" {self.blocks.num_free} blocks are free; blocks were lost"
             )
+        if self.lookahead:
+            self._look_ahead(rows)
         return rows.batch(self.blocks, preempted)
 
     def update(self, batch: ScheduledBatch, ids: Sequence[int]) -> list[Request]:
@@ -280,6 +287,13 @@ class Scheduler:
             rows.add(request, count)
             index += 1
         return preempted
+
+    def _look_ahead(self, rows: _Rows) -> None:
+        """Blocks for the tokens that come after this step, while there are free ones."""
+        for request, start, count in zip(rows.requests, rows.starts, rows.counts, strict=True):
+            ahead = min(start + count + self.lookahead, request.max_num_tokens)
+            if ahead > start + count and not self.blocks.allocate(request.request_id, ahead):
+                return
 
     def _admit(self, rows: _Rows) -> None:
         """Let requests in from the queue, in order, while seats, tokens and blocks last."""

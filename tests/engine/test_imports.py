@@ -19,6 +19,7 @@ LEVELS = [
     ["llm", "assembly"],
     ["engine"],
     ["scheduler", "model_runner"],
+    ["fast_path"],
     ["block_manager", "tokenizer", "completion", "model", "sampler", "batch", "decode_graph"],
     ["buffers"],
     ["kernels", "blas", "capturable_blas", "dependent_launch", "kv_cache", "checkpoint", "bf16"],

@@ -269,8 +269,9 @@ def _compile_fault(message: str, source: str, answer: Any) -> Fault:
     where = f"line {line} of the kernel"
     if isinstance(answer, str) and line > answer.count("\n"):
         where = "in the kernel that calls your function (is its name right, is every brace closed?)"
-    text = next((text for number, text, _ in excerpt if number == line), "")
-    return Fault("CompileException", f"{where}: {first}", excerpt, details=(*_remarks(first, text), *more))
+    # A compiler that misses something may name the line of the word that came instead, which is the next one.
+    texts = [text for number, text, _ in excerpt if number in (line - 1, line)]
+    return Fault("CompileException", f"{where}: {first}", excerpt, details=(*_remarks(first, *texts), *more))
 
 
 # g++ and clang write the whole element out, as they read it.
@@ -308,6 +309,10 @@ _REMARKS = (
         "CUDA's own names begin with two underscores: __syncthreads()",
     ),
     (
+        _UNKNOWN.format("INFINITY"),
+        "that is of a header which a card's compiler has not; __int_as_float(0x7f800000) is infinity",
+    ),
+    (
         _UNKNOWN.format("True|False|None|elif"),
         "that is Python's; C++ writes true, false, nullptr, else if",
     ),
@@ -318,10 +323,10 @@ _REMARKS = (
 )
 
 
-def _remarks(message: str, line: str = "") -> tuple[str, ...]:
+def _remarks(message: str, *lines: str) -> tuple[str, ...]:
     remarks = [remark for pattern, remark in _REMARKS if re.search(pattern, message)]
-    code, comment, _ = line.partition("//")
-    if comment and sum(map(code.count, "([")) > sum(map(code.count, ")]")):
+    parts = [line.partition("//") for line in lines]
+    if any(slashes and sum(map(code.count, "([")) > sum(map(code.count, ")]")) for code, slashes, _ in parts):
         remarks.insert(0, "// begins a comment in C++; / between whole numbers divides as Python's // does")
     return tuple(remarks)
 

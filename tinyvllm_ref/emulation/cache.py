@@ -32,14 +32,15 @@ def folder() -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError:
-        return _process_folder()
+        return process_folder()
     return path
 
 
 _temporary: tempfile.TemporaryDirectory[str] | None = None
 
 
-def _process_folder() -> Path:
+def process_folder() -> Path:
+    """A folder that goes away with this process."""
     global _temporary
     if _temporary is None:
         _temporary = tempfile.TemporaryDirectory(prefix="tinyvllm-kernels-")
@@ -64,7 +65,7 @@ def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
     """
     global _written
     refused: OSError | None = None
-    for base in (folder, _process_folder):
+    for base in (folder, process_folder):
         try:
             directory = base()
         except OSError as error:

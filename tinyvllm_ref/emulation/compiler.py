@@ -288,7 +288,7 @@ def _mode_flags(compiler: toolchain.Toolchain, mode: str, source: str) -> list[s
     flags += ["-Wno-unknown-pragmas", "-Werror=return-type"]
     if "__activemask" in source:
         flags += ["-DEMU_ASKS_ACTIVE_MASK", "-Wno-attributes", *compiler.keep_calls_flags]
-    gcc, clang = ["-fno-diagnostics-show-caret"], ["-fno-caret-diagnostics"]
+    gcc, clang = ["-fno-diagnostics-show-caret"], ["-fno-caret-diagnostics", "-Wno-vla-extension"]
     flags += ["-fdiagnostics-color=never", *(gcc if compiler.family == "gcc" else clang)]
     return flags + (compiler.instrument_flags if mode == "full" else [])
 
@@ -297,20 +297,15 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
     compiler = toolchain.find()
     flags = [*_sort_options(options, translation.source)[0], *_mode_flags(compiler, mode, translation.source)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
-    if compiler.family == "zig":  # it looks for headers of a C library wherever it may link one
+    if (
+        compiler.family == "zig" and compiler.is_macos
+    ):  # it looks for headers wherever it may link a C library
         flags += ["-nostdlib"]
-    link = [str(native.library_path()), "-lm", "-lc"]
-    link += [] if compiler.is_macos else ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
         source, made = Path(work) / "unit.cpp", Path(work) / "unit.so"
         source.write_text(unit)
-        if mode == "full":  # the sanitizer's own runtime must not be linked: the checks are ours
-            object_file = Path(work) / "unit.o"
-            done = compiler.run([*flags, "-c", str(source), "-o", str(object_file)])
-            if done.returncode == 0:
-                done = compiler.run(["-shared", "-nostdlib", str(object_file), "-o", str(made), *link])
-        else:
-            done = compiler.run([*flags, "-shared", "-nostdlib", str(source), "-o", str(made), *link])
+        # In full mode the sanitizer's own runtime must not be linked: the checks are ours.
+        done = compiler.build(flags, source, made, [native.library_path()], one_step=mode == "fast")
         if done.returncode != 0:
             raise _failure(done.stderr, translation, options)
         target.write_bytes(made.read_bytes() + (_PLAIN if mode == "fast" and _never_waits(made) else b""))

@@ -50,7 +50,8 @@ def source_hash() -> str:
 
 
 def _flags() -> list[str]:
-    # No C++ library is linked; that spares zig a minute of building its own.
+    # No C++ library is linked, and zig, which would build its own for a minute, is told so in its own words.
+    compiler = toolchain.find()
     return [
         "-std=c++17",
         "-O2",
@@ -58,7 +59,8 @@ def _flags() -> list[str]:
         "-shared",
         "-pthread",
         "-nodefaultlibs",
-        *toolchain.find().common_flags,
+        *(["-nostdlib++"] if compiler.family == "zig" else []),
+        *compiler.common_flags,
     ]
 
 

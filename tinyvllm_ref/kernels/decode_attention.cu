@@ -10,10 +10,15 @@
 // included; 0 for a row that pads the batch: it is left alone), inv_freq (D/2,) float32. Writes key_cache and
 // value_cache (NB, BS, Hk, D) bf16 at the new tokens' slots, out (B, Hq, D) bf16, and scratch memory: partial
 // (B, Hk, splits, GROUP, D), lse (B, Hk, splits, GROUP) float32, arrived (B, Hk) uint32, which is zeros again at the end.
+#define UNROLL 2
+#define LEAST_KEYS 256
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
 
-extern "C" __global__ void decode_attention(const float* qkv, bf16* key_cache, bf16* value_cache,
+#ifndef MOST_THREADS
+#define MOST_THREADS 256
+#endif
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS) decode_attention(const float* qkv, bf16* key_cache, bf16* value_cache,
                                             const int* block_tables, const int* context_lens, const float* inv_freq,
                                             bf16* out, float* partial, float* lse, unsigned* arrived, float scale,
                                             int max_blocks) {

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..device import cp
+from ..device import cp, is_gpu
 from .launch import Contract, Float, ceil_div
 from .source import kernel
 
 MAX_GROUP, MAX_HEAD_DIM = 8, 256
-_WARPS = 4
-_MULTIPROCESSORS_TIMES = 4 * 132  # blocks that keep a large card busy
+_BLOCKS = 3 * 132  # that keep a large card busy
+_MANY_BLOCKS = 512  # from there on small blocks are better: more of them fit on a multiprocessor
+_MOST_SPLITS = 64
 
 _contract = Contract(
     "decode_attention",
@@ -43,7 +44,14 @@ def attention_floats(warps: int, group: int, head_dim: int) -> int:
 
 def splits_for(requests: int, kv_heads: int) -> int:
     """Into how many splits the keys of a request are divided at most, so that every multiprocessor has work."""
-    return max(1, min(32, ceil_div(_MULTIPROCESSORS_TIMES, requests * kv_heads)))
+    return max(1, min(_MOST_SPLITS, _BLOCKS // (requests * kv_heads)))
+
+
+def _warps(blocks: int) -> int:
+    """Warps of a block: what was fastest on an H200 (benchmarks/decode_ladder.md); few where fibers are slow."""
+    if not is_gpu:
+        return 1
+    return 2 if blocks >= _MANY_BLOCKS else 8
 
 
 class DecodeScratch:
@@ -126,18 +134,28 @@ def decode_attention(
     )
     _contract.check("the width of qkv", sizes["N"], sizes["N"] == (q_heads + 2 * kv_heads) * head_dim,
                     f"(Hq + 2 Hk) D = {(q_heads + 2 * kv_heads) * head_dim}")  # fmt: skip
-    _contract.check("the length of inv_freq", sizes["H"], 2 * sizes["H"] == head_dim, f"D / 2 = {head_dim // 2}")
+    _contract.check(
+        "the length of inv_freq", sizes["H"], 2 * sizes["H"] == head_dim, f"D / 2 = {head_dim // 2}"
+    )
     _contract.check_aligned(qkv=qkv, key_cache=key_cache, value_cache=value_cache)
+    room = scratch.arrived.shape[0]
+    scratch_heads = (scratch.partial.shape[1], scratch.arrived.shape[1], scratch.partial.shape[3])
+    _contract.check("scratch's number of requests", room, room >= requests, f"at least {requests}")
+    same = scratch_heads == (q_heads, kv_heads, head_dim)
+    _contract.check("scratch's (query heads, KV heads, head_dim)", scratch_heads, same, heads)
     if not requests:
         return out
     group = q_heads // kv_heads
-    compiled = kernel("decode_attention", HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=sizes["BS"])
+    warps = _warps(requests * kv_heads * scratch.splits)
+    compiled = kernel(
+        "decode_attention", HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=sizes["BS"], MOST_THREADS=32 * warps
+    )
     args = (
         *(qkv, key_cache, value_cache, block_tables, context_lens, inv_freq, out),
         *(scratch.partial, scratch.lse, scratch.arrived, Float(scale), np.int32(sizes["M"])),
     )
-    grid, block = (scratch.splits, kv_heads, requests), (32 * _WARPS,)
-    shared = 4 * attention_floats(_WARPS, group, head_dim)
+    grid, block = (scratch.splits, kv_heads, requests), (32 * warps,)
+    shared = 4 * attention_floats(warps, group, head_dim)
     if launch is None:
         compiled(grid, block, args, shared_mem=shared)
     else:

@@ -36,9 +36,13 @@
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
 
-// Copies of a block that are on their way at a time. More of them bring no more bytes a second, and whatever else is
-// read waits behind all of them.
-#define IN_FLIGHT 1
+// Copies of a block that are on their way at a time, of each kind of matrix: enough to keep memory busy, and no more,
+// because whatever else is read waits behind all of them.
+#define IN_FLIGHT_QKV 1
+#define IN_FLIGHT_O_PROJ 1
+#define IN_FLIGHT_GATE_UP 1
+#define IN_FLIGHT_DOWN_PROJ 1
+#define IN_FLIGHT_LM_HEAD 2
 #define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
 #define TABLE 512   // blocks of the cache whose numbers a block keeps
 #define HEADS_WIDTH (GROUP * KV_HEADS * HEAD_DIM)
@@ -99,7 +103,7 @@ struct Ring {
 #if HAS_BULK_COPY
 // A block's rows of a matrix, a stage after the other. A stage's second set of rows are those that follow the first
 // set, or those `apart` rows further on.
-template <int WIDTH>
+template <int WIDTH, int IN_FLIGHT>
 __device__ __forceinline__ void bring(Ring& ring, Ring& oldest, const bf16* matrix, Share share, int apart,
                                       unsigned long long policy) {
     constexpr int SET = rows_of_set(WIDTH);
@@ -108,7 +112,7 @@ __device__ __forceinline__ void bring(Ring& ring, Ring& oldest, const bf16* matr
         const bf16* from = matrix + (size_t)(share.first + r) * WIDTH;
         unsigned char* to = ring.stages + ring.stage * STAGE_BYTES;
         unsigned bytes = min(step, share.rows - r) * (2 * WIDTH);
-        if (ring.started >= IN_FLIGHT) {
+        while (ring.started - oldest.started >= IN_FLIGHT) {
             wait_phase(oldest.full + oldest.stage, oldest.phase);
             oldest.next();
         }
@@ -125,12 +129,12 @@ __device__ __forceinline__ void bring_all(Ring ring, const bf16* const* weights,
     Ring oldest = ring;  // of the copies that are on their way
     Share rows = share_of(O_PROJ, 0, vocab);
     for (int layer = 0; layer < layers; layer++) {
-        bring<HIDDEN>(ring, oldest, weights[4 * layer], share_of(QKV, layer, vocab), 0, policy);
-        bring<HEADS_WIDTH>(ring, oldest, weights[4 * layer + 1], rows, 0, policy);
-        bring<HIDDEN>(ring, oldest, weights[4 * layer + 2], share_of(GATE_UP, layer, vocab), FFN, policy);
-        bring<FFN>(ring, oldest, weights[4 * layer + 3], rows, 0, policy);
+        bring<HIDDEN, IN_FLIGHT_QKV>(ring, oldest, weights[4 * layer], share_of(QKV, layer, vocab), 0, policy);
+        bring<HEADS_WIDTH, IN_FLIGHT_O_PROJ>(ring, oldest, weights[4 * layer + 1], rows, 0, policy);
+        bring<HIDDEN, IN_FLIGHT_GATE_UP>(ring, oldest, weights[4 * layer + 2], share_of(GATE_UP, layer, vocab), FFN, policy);
+        bring<FFN, IN_FLIGHT_DOWN_PROJ>(ring, oldest, weights[4 * layer + 3], rows, 0, policy);
     }
-    bring<HIDDEN>(ring, oldest, weights[4 * layers], share_of(LM_HEAD, layers, vocab), 0, policy);
+    bring<HIDDEN, IN_FLIGHT_LM_HEAD>(ring, oldest, weights[4 * layers], share_of(LM_HEAD, layers, vocab), 0, policy);
 }
 #endif
 

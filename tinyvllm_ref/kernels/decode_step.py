@@ -13,7 +13,7 @@ from .launch import Contract, Float, Int, ceil_div
 from .source import kernel
 
 PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
-_WARPS, _STAGES = 8, 6
+_WARPS, _STAGES, _LEAST_STAGES = 8, 6, 2  # of the ring: as many as there is memory for
 _SHARED_BYTES = (227 << 10) - 4096  # that a block may have, of compute capability 9.0
 _MIN_CAPABILITY = 90
 
@@ -56,14 +56,16 @@ class DecodeStep:
     """
 
     def __init__(self, config: ModelConfig, weights: Any, blocks: int | None = None) -> None:
-        reason = self.unsupported(config)
+        reason = self.unsupported(config, blocks)
         if reason:
             raise ValueError(f"decode_step: {reason}")
         self.config = config
         self._weights = weights
         layers = range(config.num_hidden_layers)
         matrices = [
-            weights[f"layers.{i}.{name}"] for i in layers for name in ("qkv", "o_proj", "gate_up", "down_proj")
+            weights[f"layers.{i}.{name}"]
+            for i in layers
+            for name in ("qkv", "o_proj", "gate_up", "down_proj")
         ]
         norms = [
             weights[f"layers.{i}.{name}"]
@@ -72,10 +74,13 @@ class DecodeStep:
         ]
         for array in (*matrices, weights.lm_head, *norms, weights["norm"]):
             if array.data.ptr % 16:
-                raise ValueError(f"decode_step: a weight starts at {array.data.ptr:#x}, no multiple of 16 bytes")
+                raise ValueError(
+                    f"decode_step: a weight starts at {array.data.ptr:#x}, no multiple of 16 bytes"
+                )
         self._matrices = _addresses([*matrices, weights.lm_head])
         self._norms = _addresses([*norms, weights["norm"]])
-        self._blocks = blocks or (_multiprocessors() if is_gpu else 1)
+        self._blocks = blocks or _default_blocks()
+        self._warps, self._stages, self._shared = _layout(config, self._blocks)
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         splits = max(1, self._blocks // kv_heads) if is_gpu else 3
         self._scratch = attention.DecodeScratch(1, heads, kv_heads, dim, splits)
@@ -86,17 +91,24 @@ class DecodeStep:
         self._meeting = cp.asarray(np.array([1, 0], np.uint32))  # exchange 0 is what zeros would belong to
 
     @staticmethod
-    def unsupported(config: ModelConfig) -> str:
-        """Why a model can not be run by this kernel; "" where it can."""
+    def unsupported(config: ModelConfig, blocks: int | None = None) -> str:
+        """Why a model can not be run by this kernel, with so many blocks; "" where it can."""
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         if not attention.supports(heads, kv_heads, dim):
-            return f"heads are {heads} on {kv_heads} of {dim} columns, which decode_attention does not support"
+            return (
+                f"heads are {heads} on {kv_heads} of {dim} columns, which decode_attention does not support"
+            )
         for name in ("hidden_size", "intermediate_size", "q_size"):
             width = getattr(config, name)
             if width % 8 or pieces_of(width) > _WARPS:
                 return f"{name} is {width}; it must be a multiple of 8 up to {_WARPS * PIECE}"
         if is_gpu and int(cp.cuda.Device().compute_capability) < _MIN_CAPABILITY:
             return f"compute capability is {cp.cuda.Device().compute_capability}; it must be {_MIN_CAPABILITY} or more"
+        if blocks is not None and not 1 <= blocks <= _default_blocks():
+            return f"blocks is {blocks}; it must be from 1 to {_default_blocks()}, for all run at the same time"
+        shared = _layout(config, blocks or _default_blocks())[2]
+        if shared > _SHARED_BYTES:
+            return f"the shared memory of a block is {shared}; it must be at most {_SHARED_BYTES}"
         return ""
 
     def __call__(
@@ -132,9 +144,12 @@ class DecodeStep:
         chosen
         """
         config = self.config
-        sizes = _contract(ids, block_table, context_len, keys, values, logits, chosen, V=config.vocab_size)
-        pieces = max(map(pieces_of, (config.hidden_size, config.intermediate_size, config.q_size)))
-        warps, stages = (_WARPS, _STAGES) if is_gpu else (pieces, 1)
+        sizes = _contract(
+            *(ids, block_table, context_len, keys, values, logits, chosen),
+            **{"V": config.vocab_size, "L": config.num_hidden_layers},
+            **{"Hk": config.num_key_value_heads, "D": config.head_dim},
+        )
+        _contract.check_aligned(keys=keys, values=values)
         group = config.num_attention_heads // config.num_key_value_heads
         compiled = kernel(
             "decode_step",
@@ -144,10 +159,10 @@ class DecodeStep:
             GROUP=group,
             HEAD_DIM=config.head_dim,
             BLOCK_SIZE=sizes["BS"],
-            WARPS=warps,
-            STAGES=stages,
+            WARPS=self._warps,
+            STAGES=self._stages,
         )
-        shared = self._shared_bytes(warps, stages, group)
+        shared = self._shared
         if compiled.max_dynamic_shared_size_bytes < shared:
             compiled.max_dynamic_shared_size_bytes = shared
         s = self._scratch
@@ -155,45 +170,53 @@ class DecodeStep:
             *(ids, block_table, context_len, self._matrices, self._norms, self._weights["embed_tokens"]),
             *(self._weights["inv_freq"], keys, values, self._exchange, s.partial, s.lse, s.arrived),
             *(logits, self._candidates, chosen, self._meeting, np.int64(keys[0].size)),
-            *(Int(config.num_hidden_layers), Int(config.vocab_size), Int(s.splits), Int(self._sums())),
+            *(Int(config.num_hidden_layers), Int(config.vocab_size), Int(s.splits), Int(_sums(config, self._blocks))),
             *(Float(config.rms_norm_eps), Float(config.head_dim**-0.5)),
         )
-        block = 32 * (warps + is_gpu)  # on a card one warp does nothing but copy
+        block = 32 * (self._warps + is_gpu)  # on a card one warp does nothing but copy
         if launch is None:
             compiled((self._blocks,), (block,), args, shared_mem=shared)
         else:
             launch(compiled, (self._blocks,), (block,), args, shared)
         return chosen
 
-    def _sums(self) -> int:
-        """float32 values that the sums of a block's rows take, of the matrix that has most of them."""
-        config = self.config
-        products = (
-            (config.q_size + 2 * config.kv_size, config.hidden_size),
-            (config.hidden_size, config.q_size),
-            (config.hidden_size, config.intermediate_size),
-            (2 * config.intermediate_size, config.hidden_size),
-            (config.vocab_size, config.hidden_size),
-        )
-        most = max((ceil_div(rows, self._blocks) + 4) * pieces_of(width) for rows, width in products)
-        return ceil_div(most, 4) * 4
 
-    def _shared_bytes(self, warps: int, stages: int, group: int) -> int:
-        """What the kernel lays out: the ring, work memory, sums, its rows of the stream, reductions."""
-        config = self.config
-        widths = (config.hidden_size, config.q_size, config.intermediate_size)
-        ring = stages * max(4 * (warps // pieces_of(width)) * width for width in widths) if is_gpu else 0
-        attention_work = ceil_div(attention.attention_floats(warps, group, config.head_dim), 4) * 4
-        work = max(attention_work + (group + 2) * config.head_dim, max(widths) // 2)
-        own = (config.hidden_size // self._blocks + 4) // 4 * 4
-        total = ring + 4 * (work + self._sums() + own + 4 * warps)  # and some statically
-        _contract.check("the shared memory of a block", total, total <= _SHARED_BYTES, f"at most {_SHARED_BYTES}")
-        return total
+def _sums(config: ModelConfig, blocks: int) -> int:
+    """float32 values that the sums of a block's rows take, of the matrix that has most of them."""
+    products = (
+        (config.q_size + 2 * config.kv_size, config.hidden_size),
+        (config.hidden_size, config.q_size),
+        (config.hidden_size, config.intermediate_size),
+        (2 * config.intermediate_size, config.hidden_size),
+        (config.vocab_size, config.hidden_size),
+    )
+    most = max((ceil_div(rows, blocks) + 4) * pieces_of(width) for rows, width in products)
+    return ceil_div(most, 4) * 4
+
+
+def _layout(config: ModelConfig, blocks: int) -> tuple[int, int, int]:
+    """Warps of a block that compute, stages of its ring, and bytes of shared memory as the kernel lays it out.
+
+    That is the ring, work memory, sums, the block's rows of the stream, reductions; and some statically.
+    """
+    widths = (config.hidden_size, config.q_size, config.intermediate_size)
+    warps = _WARPS if is_gpu else max(map(pieces_of, widths))
+    group = config.num_attention_heads // config.num_key_value_heads
+    attention_work = ceil_div(attention.attention_floats(warps, group, config.head_dim), 4) * 4
+    work = max(attention_work + (group + 2) * config.head_dim, max(widths) // 2)
+    own = (config.hidden_size // blocks + 4) // 4 * 4
+    rest = 4 * (work + _sums(config, blocks) + own + 4 * warps)
+    if not is_gpu:
+        return warps, 1, rest
+    stage = 4 * max(warps // pieces_of(width) * width for width in widths)
+    stages = max(_LEAST_STAGES, min(_STAGES, (_SHARED_BYTES - rest) // stage))
+    return warps, stages, stages * stage + rest
 
 
 def _addresses(arrays: list[Any]) -> Any:
     return cp.asarray(np.array([array.data.ptr for array in arrays], np.uint64))
 
 
-def _multiprocessors() -> int:
-    return int(cp.cuda.Device().attributes["MultiProcessorCount"])
+def _default_blocks() -> int:
+    """One a multiprocessor; in the emulation blocks run one after the other, and can not wait for each other."""
+    return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else 1

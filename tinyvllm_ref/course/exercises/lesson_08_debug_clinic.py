@@ -283,7 +283,7 @@ def _max_cases(rng: np.random.Generator) -> list[Case]:
         case(3, 129, 256, "awkward"),
         case(2, 64, 64, "awkward"),
         case(2, int(rng.integers(520, 1000)), 1024, "awkward"),
-        # As low as a row of scores may be: below any "large negative number", and above -INFINITY.
+        # As low as a row of scores may be: below any "large negative number", and above minus infinity.
         Case("1 row of 5 around -2e38, 8 threads",
              {"x": -rng.uniform(1.9e38, 2.1e38, (1, 5)).astype(np.float32), "threads": 8}, "awkward"),
     ]  # fmt: skip
@@ -387,7 +387,7 @@ for (int s = blockDim.x / 2; s > 0; s /= 2) {
                 ("if (t < s && t + s < n)", "if (t < s)"),
             ),
             "0 changes no sum, but it does change a maximum: in a row of negative numbers it wins. What changes no maximum is "
-            "-INFINITY.",
+            "minus infinity, __int_as_float(0xff800000).",
             "All numbers of the row are negative. Which is the largest in your cells?",
         ),
         Mistake(
@@ -408,7 +408,7 @@ for (int s = blockDim.x / 2; s > 0; s /= 2) {
             """minus_max = cp.RawKernel(r\"""
 extern "C" __global__ void minus_max(const float* x, float* out, int n) {
     const float* row = x + blockIdx.x * n;
-    float most = -INFINITY;
+    float most = __int_as_float(0xff800000);
     for (int k = 0; k < n; k++) most = fmaxf(most, row[k]);
     if (threadIdx.x < n) out[blockIdx.x * n + threadIdx.x] = row[threadIdx.x] - most;
 }
@@ -433,7 +433,7 @@ extern "C" __global__ void minus_max(const float* x, float* out, int n) {
                 ("if (t < s && t + s < n)", "if (t < s)"),
             ),
             "-1e30 is a number like others: a float goes down to -3.4e38, and a row that lies below your number loses to it. What "
-            "changes no maximum is -INFINITY.",
+            "changes no maximum is minus infinity, __int_as_float(0xff800000).",
             "Is there a float that is less than your filling?",
             variants=(
                 _minus_max(

@@ -6,11 +6,13 @@ says which one was used and what was found.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
 import os
 import secrets
+import shlex
 import shutil
 import site
 import socket
@@ -20,9 +22,11 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ...checkpoint.names import REPOSITORY
 from ...emulation import toolchain
@@ -38,6 +42,7 @@ SAYS = {
     LIMITS: "not contained: limits alone, and what the grader's account may do an answer may do",
 }
 
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # beside /usr, or links into it
 # Numbers that systemd keeps for users that are made for one process, so that nobody's files have them.
 _RUNNER = "tinyvllm_ref.course.grading.runner_process"
 _FIRST_UID, _NUM_UIDS = 61184, 4000
@@ -145,6 +150,8 @@ def _unwrapped(limits: Limits, tree: Path, module: str, seed: Path, uid: int | N
         work.mkdir()
         if uid is not None:
             os.chown(work, uid, uid)
+        else:  # the system counts what this user runs already, a desktop's hundreds of threads among them
+            limits = replace(limits, processes=limits.processes + _tasks_of_this_user())
         settings = _settings(limits, uid, str(seed), "")
         yield Place(
             _python(str(tree), module, settings),
@@ -152,6 +159,16 @@ def _unwrapped(limits: Limits, tree: Path, module: str, seed: Path, uid: int | N
             str(work),
             uid,
         )
+
+
+def _tasks_of_this_user() -> int:
+    """What the user of this process runs, with threads."""
+    total = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == os.getuid():
+                total += process.num_threads()
+    return total
 
 
 def _settings(limits: Limits, uid: int | None, seed: str, open_folder: str) -> str:
@@ -185,8 +202,10 @@ def _environment(folder: str, tree: str) -> dict[str, str]:
         "TINYVLLM_GRADING_TREE": tree,
         "TINYVLLM_GRADING_PACKAGES": os.pathsep.join(_packages()),
     }
-    if "CXX" in os.environ:
-        environment["CXX"] = os.environ["CXX"]
+    with contextlib.suppress(
+        toolchain.CompilerNotFound
+    ):  # what is installed is made for the one that is found here
+        environment["CXX"] = shlex.join(toolchain.find().command)
     return environment
 
 
@@ -244,7 +263,7 @@ def _wrapped(limits: Limits, tree: Path, module: str, seed: Path, uid: int | Non
 @functools.cache
 def _mount_list() -> tuple[str, ...]:
     mounts: list[str] = ["--ro-bind", "/usr", "/usr"]
-    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+    for name in _SYSTEM:
         if os.path.islink(name):
             mounts += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
@@ -271,7 +290,26 @@ def _mount_list() -> tuple[str, ...]:
     for folder in _packages():
         if os.path.isdir(f"{folder}/tinyvllm_ref"):
             mounts += ["--tmpfs", f"{folder}/tinyvllm_ref"]
+    for link in _links_to(sys.executable):
+        is_mounted = _is_inside(link, ["/usr", *_SYSTEM, *prefixes])
+        if not is_mounted and not any(_is_inside(prefix, [link]) for prefix in prefixes):
+            for parent in reversed(Path(link).parents[:-1]):
+                mounts += ["--perms", "0755", "--dir", str(parent)]
+            mounts += ["--symlink", os.readlink(link), link]
     return tuple(mounts)
+
+
+def _links_to(path: str) -> list[str]:
+    """All links on the way of a path to its file: a virtual environment's Python may be a link to a link."""
+    found: list[str] = []
+    while True:
+        ways = [*reversed(Path(path).parents), Path(path)]
+        link = next((str(way) for way in ways if way.is_symlink()), None)
+        if link is None or link in found:
+            return found
+        found.append(link)
+        rest = os.path.relpath(path, link)
+        path = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link), rest))
 
 
 def _system_mounts() -> list[str]:

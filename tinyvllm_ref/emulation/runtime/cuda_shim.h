@@ -63,27 +63,64 @@ int emu_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 }
 
 // ---------------- vector types
-#define EMU_VECTOR(T, name, a1, a2, a4)                                                               \
+#if defined(EMU_FULL) && defined(__clang__)
+// clang takes the copy of a plain structure apart, into a copy of each field. What copies itself as a vector of the
+// machine stays one access, as it is on a card.
+#define EMU_COPIED_WHOLE(T, name, n)                                                                  \
+    typedef T emu_whole __attribute__((vector_size(sizeof(T) * n), may_alias));                       \
+    name() = default;                                                                                 \
+    __attribute__((always_inline, nodebug)) name(const name& from) {                                  \
+        *(emu_whole*)this = *(const emu_whole*)&from;                                                 \
+    }                                                                                                 \
+    __attribute__((always_inline, nodebug)) name& operator=(const name& from) {                       \
+        *(emu_whole*)this = *(const emu_whole*)&from;                                                 \
+        return *this;                                                                                 \
+    }
+// Of a type of its own, so that `float4 v = 1.0f` stays an error while `float4 v = {1.0f}` is none.
+template <class T> struct emu_first {
+    T value;
+    constexpr emu_first(T v) : value(v) {}
+};
+#define EMU_TWO(T, name, a)                                                                           \
+    struct [[clang::trivial_abi]] __align__(a) name {                                                 \
+        T x, y;                                                                                       \
+        constexpr name(emu_first<T> x_, T y_ = {}) : x(x_.value), y(y_) {}                           \
+        EMU_COPIED_WHOLE(T, name, 2)                                                                  \
+    };
+#define EMU_FOUR(T, name, a)                                                                          \
+    struct [[clang::trivial_abi]] __align__(a) name {                                                 \
+        T x, y, z, w;                                                                                 \
+        constexpr name(emu_first<T> x_, T y_ = {}, T z_ = {}, T w_ = {})                           \
+            : x(x_.value), y(y_), z(z_), w(w_) {}                                                     \
+        EMU_COPIED_WHOLE(T, name, 4)                                                                  \
+    };
+#else
+#define EMU_COPIED_WHOLE(T, name, n)
+#define EMU_TWO(T, name, a) struct __align__(a) name { T x, y; };
+#define EMU_FOUR(T, name, a) struct __align__(a) name { T x, y, z, w; };
+#endif
+#define EMU_LONG_FOUR(T, name, a) struct __align__(a) name { T x, y, z, w; };  // 32 bytes: no card has such an access
+#define EMU_VECTOR(T, name, a1, a2, a4, FOUR)                                                         \
     struct __align__(a1) name##1 { T x; };                                                            \
-    struct __align__(a2) name##2 { T x, y; };                                                         \
+    EMU_TWO(T, name##2, a2)                                                                           \
     struct name##3 { T x, y, z; };                                                                    \
-    struct __align__(a4) name##4 { T x, y, z, w; };                                                   \
+    FOUR(T, name##4, a4)                                                                              \
     EMU_INLINE name##1 make_##name##1(T x) { return {x}; }                                            \
     EMU_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; }                                    \
     EMU_INLINE name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                            \
     EMU_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-EMU_VECTOR(signed char, char, 1, 2, 4)
-EMU_VECTOR(unsigned char, uchar, 1, 2, 4)
-EMU_VECTOR(short, short, 2, 4, 8)
-EMU_VECTOR(unsigned short, ushort, 2, 4, 8)
-EMU_VECTOR(int, int, 4, 8, 16)
-EMU_VECTOR(unsigned int, uint, 4, 8, 16)
-EMU_VECTOR(long, long, 8, 16, 16)
-EMU_VECTOR(unsigned long, ulong, 8, 16, 16)
-EMU_VECTOR(long long, longlong, 8, 16, 16)
-EMU_VECTOR(unsigned long long, ulonglong, 8, 16, 16)
-EMU_VECTOR(float, float, 4, 8, 16)
-EMU_VECTOR(double, double, 8, 16, 16)
+EMU_VECTOR(signed char, char, 1, 2, 4, EMU_FOUR)
+EMU_VECTOR(unsigned char, uchar, 1, 2, 4, EMU_FOUR)
+EMU_VECTOR(short, short, 2, 4, 8, EMU_FOUR)
+EMU_VECTOR(unsigned short, ushort, 2, 4, 8, EMU_FOUR)
+EMU_VECTOR(int, int, 4, 8, 16, EMU_FOUR)
+EMU_VECTOR(unsigned int, uint, 4, 8, 16, EMU_FOUR)
+EMU_VECTOR(long, long, 8, 16, 16, EMU_LONG_FOUR)
+EMU_VECTOR(unsigned long, ulong, 8, 16, 16, EMU_LONG_FOUR)
+EMU_VECTOR(long long, longlong, 8, 16, 16, EMU_LONG_FOUR)
+EMU_VECTOR(unsigned long long, ulonglong, 8, 16, 16, EMU_LONG_FOUR)
+EMU_VECTOR(float, float, 4, 8, 16, EMU_FOUR)
+EMU_VECTOR(double, double, 8, 16, 16, EMU_LONG_FOUR)
 
 struct dim3 {
     unsigned x, y, z;
@@ -618,12 +655,7 @@ EMU_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     return y;
 }
 // ---------------- constants, printing, stopping
-#ifndef INFINITY
-#define INFINITY __builtin_inff()
-#endif
-#ifndef NAN
-#define NAN __builtin_nanf("")
-#endif
+#define NULL __null  // NVRTC has this one without a header, and neither INFINITY nor NAN nor any of <float.h>
 EMU_INLINE float nanf(const char*) { return __builtin_nanf(""); }
 EMU_INLINE double nan(const char*) { return __builtin_nan(""); }
 #define printf(...) emu_printf(__VA_ARGS__)

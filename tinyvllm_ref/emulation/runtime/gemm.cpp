@@ -107,7 +107,13 @@ struct Kernels {
 
 #if defined(__x86_64__)
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+// clang 18 to 20 have the registers of 512 bits as a feature of their own, which zig turns off by itself.
+#if defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ >= 18 && __clang_major__ <= 20
+#define WIDE "evex512,"
+#else
+#define WIDE ""
+#endif
+#define AVX512 __attribute__((target(WIDE "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 namespace avx512 {
 enum { MR = 6, NR = 4 };
 typedef __m512 Sum, Operand;
@@ -160,7 +166,7 @@ const Kernels kernels = {MR, NR, sizeof(Packed), convert<Bf16>, convert<F16>, ro
 
 // bfloat16 times bfloat16 by the instruction that is made for it: two products a lane, and nothing is converted. It
 // takes subnormal numbers (below 1.2e-38) for zero.
-#define AVX512_BF16 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+#define AVX512_BF16 __attribute__((target(WIDE "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 namespace avx512_bf16 {
 enum { MR = 6, NR = 4 };
 typedef __m512 Sum;

@@ -6,6 +6,10 @@
 
 namespace emu {
 
+// Bytes behind a variable that are poisoned with it: what a read off its end finds without the checks is then wrong
+// every time, and not zero in a block whose storage is new.
+constexpr size_t kBeyond = 1024;
+
 SharedDeclaration dynamic_shared = {"", 0, 16, 1, 0, 0};
 
 // A block's variables get their places as its first thread meets their declarations.
@@ -30,7 +34,7 @@ int place_in_block(Worker* w, SharedDeclaration* d) {
     char* base = w->shared + start;
     if (w->launch->full) base = w->shared + kSharedStride * (slot + 1) + kSharedStride / 4;
     w->shared_at[slot] = base;
-    memset(base, 0xFF, d->bytes);
+    memset(base, 0xFF, d->bytes + kBeyond);
     if (w->launch->full) {
         Allocation& region = w->shared_region[slot];
         region.base = base;

@@ -74,7 +74,11 @@ struct alignas(2) EMU_TYPE {
 struct alignas(4) EMU_PAIR {
     EMU_TYPE x, y;
 
+#if defined(EMU_FULL) && defined(__clang__)
+    EMU_COPIED_WHOLE(unsigned short, EMU_PAIR, 2)
+#else
     EMU_PAIR() = default;
+#endif
     EMU_SMALL_FLOAT_MEMBER EMU_PAIR(const EMU_TYPE &low, const EMU_TYPE &high) : x(low), y(high) {}
     EMU_SMALL_FLOAT_MEMBER EMU_PAIR(const EMU_RAW_PAIR &raw) : x(EMU_RAW{raw.x}), y(EMU_RAW{raw.y}) {}
     EMU_SMALL_FLOAT_MEMBER operator EMU_RAW_PAIR() const { return EMU_RAW_PAIR{x.__x, y.__x}; }

@@ -1,0 +1,457 @@
+"""The fast path of the reference's engine on a card: fused kernels, recorded steps, and a step that runs ahead.
+
+The simple path (``model.py``) calls one part after the other, and is what this one is checked against. Here
+
+- a decode step is one graph for each size of batch, or one persistent kernel for a single request; drawing the
+  token and preparing the next step's inputs are part of it, so that the host only reads tokens;
+- while the host works on a step's tokens, the next step is computed already, for the same requests with one token
+  more. If one of them has ended meanwhile, or another is to join, that step is dropped: it has written nothing but
+  keys and values that are computed again or that nobody reads;
+- every other step (prefill, chunks, a mixture) is one graph for each size of step, with attention on tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .batch import ModelInputs
+from .buffers import Buffers
+from .capturable_blas import Products
+from .config import EngineConfig, ModelConfig
+from .decode_graph import Recording, can_record
+from .device import cp, is_gpu
+from .kernels import decode_attention as attention
+from .kernels import decode_rows as rows_
+from .kernels import prefill_attention
+from .kernels.advance import advance
+from .kernels.decode_step import DecodeStep
+from .kernels.gather_rows import gather_rows
+from .kernels.launch import ceil_div
+from .kernels.rope_write import rope_write
+from .kernels.sampling import sample_rows
+from .kv_cache import KVCache
+from .model import Model
+from .request import Request
+from .sampler import has_penalties
+
+if TYPE_CHECKING:
+    from .scheduler import ScheduledBatch
+
+_SEED_MASK = 2**64 - 1
+_FINEST = 16  # tokens: sizes of a prefill are not told apart more finely
+_TO_HOST, _TO_DEVICE = 2, 1  # cudaMemcpyKind
+_MIN_CAPABILITY = 80  # cuBLAS has products of bfloat16 matrices from there on
+
+
+def unsupported(model: Model, config: EngineConfig) -> str:
+    """Why a model is run by the simple path; "" where the fast one can run it.
+
+    Parameters
+    ----------
+    model : Model
+    config : EngineConfig
+    """
+    sizes = model.config
+    if config.fast_path == "off":
+        return "fast_path is 'off'"
+    learners = [name for name, owner in model.parts.owners().items() if owner != "reference"]
+    if learners:
+        return f"parts are not the reference's: {', '.join(learners)}"
+    if is_gpu and not can_record():
+        return "this device has no CUDA graphs"
+    if is_gpu and int(cp.cuda.Device().compute_capability) < _MIN_CAPABILITY:
+        return f"compute capability is {cp.cuda.Device().compute_capability}; it must be {_MIN_CAPABILITY} or more"
+    heads, kv_heads, head_dim = sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim
+    if not attention.supports(heads, kv_heads, head_dim) or not prefill_attention.supports(head_dim):
+        return f"its kernels are not made for {heads} heads on {kv_heads} of {head_dim} columns"
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(sizes, name) % 8:
+            return f"{name} is {getattr(sizes, name)}; it must be a multiple of 8"
+    return ""
+
+
+def decode_sizes(most: int) -> list[int]:
+    """The numbers of rows that a decode step is recorded for, up to `most`: steps of an eighth to a half."""
+    sizes, size = [], 1
+    while size < most:
+        sizes.append(size)
+        size += (
+            1
+            if size < 2
+            else 2
+            if size < 4
+            else 4
+            if size < 16
+            else 8
+            if size < 64
+            else 16
+            if size < 128
+            else 32
+        )
+    return [*sizes, most]
+
+
+def step_size(tokens: int, most: int) -> int:
+    """`tokens` rounded up to a size that is recorded: eight for each doubling, at most `most`."""
+    unit = max(_FINEST, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return min(most, ceil_div(tokens, unit) * unit)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A row of the decode arrays: whose it is, and what the device has of it."""
+
+    request: Request
+    context: int  # tokens in the cache after the step that was started last
+    blocks: int  # of its table
+
+
+class _Result:
+    """The tokens of a step that was started, on their way to the host."""
+
+    def __init__(self, rows: int) -> None:
+        self._memory = cp.cuda.alloc_pinned_memory(4 * rows)
+        self._tokens = np.frombuffer(self._memory, np.int32, rows)
+        self._done = cp.cuda.Event(disable_timing=True)
+        self._count = 0
+
+    def fetch(self, chosen: Any, count: int, stream: Any) -> None:
+        """Copy the first `count` of `chosen` once the stream comes to it."""
+        self._count = count
+        cp.cuda.runtime.memcpyAsync(
+            self._tokens.ctypes.data, chosen.data.ptr, 4 * count, _TO_HOST, stream.ptr
+        )
+        self._done.record(stream)
+
+    def wait(self) -> list[int]:
+        """The tokens, when they have come."""
+        self._done.synchronize()
+        return [int(token) for token in self._tokens[: self._count]]
+
+
+class FastPath:
+    """Runs the steps of one model by recorded launches.
+
+    Parameters
+    ----------
+    model : Model
+        Such that :func:`unsupported` says nothing.
+    config : EngineConfig
+
+    Notes
+    -----
+    Memory for activations is taken here; :meth:`use` takes the cache, which is measured afterwards.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._config: ModelConfig = model.config
+        self._weights: Any = model.weights
+        self._block_size = config.block_size
+        self._seats_most = config.max_num_seqs
+        self._tokens_most = config.max_num_batched_tokens
+        self._sizes = decode_sizes(self._seats_most)
+        self._stream: Any = cp.cuda.Stream(non_blocking=False) if is_gpu else cp.cuda.Stream.null
+        self._products = Products(self._stream)
+        longest = config.max_model_len or model.config.max_position_embeddings
+        self._width = ceil_div(longest, config.block_size) + 1
+        self._recordings: dict[tuple[Any, ...], Recording] = {}
+        self._allocate()
+        self._persistent = (
+            None if DecodeStep.unsupported(model.config) else DecodeStep(model.config, model.weights)
+        )
+        self._seats: list[_Seat] = []
+        self._ahead: _Result | None = None
+        self._greedy = True
+        self._sampling: tuple[Any, ...] = ()
+        self._kv_cache: KVCache
+
+    def use(self, kv_cache: KVCache) -> None:
+        """Work in this cache from now on."""
+        self._kv_cache = kv_cache
+        self._recordings.clear()
+
+    # ---------------- decode
+
+    def can_decode(self, batch: ScheduledBatch) -> bool:
+        """Whether a step is one token of each request, drawn without looking at its logits on the host."""
+        return batch.num_decodes == len(batch.requests) and all(
+            request.params.logprobs is None and not has_penalties(request.params)
+            for request in batch.requests
+        )
+
+    def decode(self, batch: ScheduledBatch) -> list[int]:
+        """Compute one token of each request, and draw the next.
+
+        Parameters
+        ----------
+        batch : ScheduledBatch
+            Such that :meth:`can_decode` says yes.
+
+        Returns
+        -------
+        list of int
+            The drawn tokens, in the batch's order.
+        """
+        result = self._ahead if self._is_next(batch) else None
+        self._ahead = None
+        if result is None:
+            self._seat(batch)
+            result = self._start()
+        else:
+            self._extend_tables(batch)
+        if self._may_run_ahead():
+            self._ahead = self._start()
+        return result.wait()
+
+    def _is_next(self, batch: ScheduledBatch) -> bool:
+        """Whether what has been started ahead is this step."""
+        return (
+            self._ahead is not None
+            and len(batch.requests) == len(self._seats)
+            and all(
+                seat.request is request and seat.context == start + 1
+                for seat, request, start in zip(self._seats, batch.requests, batch.starts, strict=True)
+            )
+        )
+
+    def _may_run_ahead(self) -> bool:
+        """Whether the next step is likely to be for the same requests, and has blocks to write to."""
+        return all(
+            seat.context < seat.blocks * self._block_size
+            # The step at hand gives the token number context + 1; where that is the last one the request ends.
+            and seat.context + 1 < seat.request.max_num_tokens
+            for seat in self._seats
+        )
+
+    def _seat(self, batch: ScheduledBatch) -> None:
+        """Bring the requests' tokens, contexts and tables to the device."""
+        count = len(batch.requests)
+        size = self._size_of(count)
+        contexts = np.zeros(size, np.int32)
+        ids, steps = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        width = max(map(len, batch.block_tables))
+        tables = np.full((count, width), -1, np.int32)
+        self._seats = []
+        for row, (request, start, table) in enumerate(
+            zip(batch.requests, batch.starts, batch.block_tables, strict=True)
+        ):
+            ids[row], contexts[row] = request.token_ids[start], start + 1
+            steps[row] = request.num_output_tokens
+            tables[row, : len(table)] = table
+            self._seats.append(_Seat(request, start, len(table)))
+        with self._stream:
+            for to, values in ((self._ids, ids), (self._contexts, contexts), (self._steps, steps)):
+                to[:size].set(values)
+            self._tables[:count, :width] = cp.asarray(tables)
+            self._greedy = all(request.params.greedy for request in batch.requests)
+            if not self._greedy:
+                self._sampling = _sampling_arrays([request.params for request in batch.requests])
+
+    def _extend_tables(self, batch: ScheduledBatch) -> None:
+        """Bring the blocks to the device that requests have got since."""
+        for row, (seat, table) in enumerate(zip(self._seats, batch.block_tables, strict=True)):
+            count = len(table)
+            if count > seat.blocks:
+                self._mirror[row, seat.blocks : count] = table[seat.blocks :]
+                offset = 4 * (row * self._width + seat.blocks)
+                cp.cuda.runtime.memcpyAsync(
+                    self._tables.data.ptr + offset,
+                    self._mirror.ctypes.data + offset,
+                    4 * (count - seat.blocks),
+                    _TO_DEVICE,
+                    self._stream.ptr,
+                )
+                seat.blocks = count
+
+    def _start(self) -> _Result:
+        """Start a step for those who are seated."""
+        count = len(self._seats)
+        size = self._size_of(count)
+        persistent = count == 1 and self._persistent is not None
+        kind = "greedy" if self._greedy else "logits"
+        launches = self._launch_persistent if persistent else self._launch_decode
+        self._launch(("decode", size, kind), launches, size, kind)
+        with self._stream:
+            if not self._greedy:
+                steps = self._steps[:count]
+                sample_rows(self._logits[:count], *self._sampling, steps, self._chosen[:count])
+                advance(self._chosen[:count], self._ids[:count], self._contexts[:count], steps)
+        result = self._results[0]
+        self._results.reverse()  # the other one may still be waited for
+        result.fetch(self._chosen, count, self._stream)
+        for seat in self._seats:
+            seat.context += 1
+        return result
+
+    def _launch_persistent(self, size: int, kind: str) -> None:
+        kv, one = self._kv_cache, slice(0, 1)
+        self._persistent(  # type: ignore[misc]
+            self._ids[one],
+            self._tables[0],
+            self._contexts[one],
+            kv.keys,
+            kv.values,
+            self._logits[0],
+            self._chosen[one],
+        )
+        if kind == "greedy":
+            advance(self._chosen[one], self._ids[one], self._contexts[one], self._steps[one])
+
+    def _launch_decode(self, size: int, kind: str) -> None:
+        """One decode step of `size` rows, up to the logits or to the next step's inputs."""
+        config, weights, eps = self._config, self._weights, self._config.rms_norm_eps
+        some = slice(0, size)
+        residual, normed, qkv = self._residual[some], self._normed[some], self._qkv[some]
+        attended, gate_up, activated = self._attended[some], self._gate_up[some], self._activated[some]
+        tables, contexts = self._tables[some], self._contexts[some]
+        heads = attended.reshape(size, -1)
+        layers = range(config.num_hidden_layers)
+        norms = [*(f"layers.{i}.input_layernorm" for i in layers), "norm"]
+        rows_.embed_norm(self._ids[some], weights["embed_tokens"], weights[norms[0]], eps, residual, normed)
+        for layer in layers:
+            name = f"layers.{layer}"
+            keys, values = self._kv_cache.layer(layer)
+            self._products(normed, weights[f"{name}.qkv"], qkv)
+            attention.decode_attention(
+                *(qkv, keys, values, tables, contexts, weights["inv_freq"], config.head_dim**-0.5),
+                *(attended, self._scratch[size]),
+            )
+            self._products(heads, weights[f"{name}.o_proj"], residual, accumulate=True)
+            rows_.norm_rows(residual, weights[f"{name}.post_attention_layernorm"], eps, normed)
+            self._products(normed, weights[f"{name}.gate_up"], gate_up)
+            rows_.silu_mul_rows(gate_up, activated)
+            self._products(activated, weights[f"{name}.down_proj"], residual, accumulate=True)
+            rows_.norm_rows(residual, weights[norms[layer + 1]], eps, normed)
+        self._products(normed, weights.lm_head, self._logits[some])
+        if kind == "greedy":
+            rows_.argmax_rows(self._logits[some], self._chosen[some], self._argmax_scratch[some])
+            advance(self._chosen[some], self._ids[some], contexts, self._steps[some])
+
+    # ---------------- all other steps
+
+    def can_forward(self, inputs: ModelInputs) -> bool:
+        """Whether :meth:`forward` has room for a step."""
+        return (
+            len(inputs.counts) <= self._seats_most
+            and len(inputs.logits_rows) <= self._seats_most
+            and inputs.ids.shape[0] <= self._tokens_most
+        )
+
+    def forward(self, inputs: ModelInputs) -> Any:
+        """Compute a step's tokens, and write their keys and values to the cache.
+
+        Returns
+        -------
+        (R, V) float32
+            Logits of ``inputs.logits_rows``; the next step writes over them.
+        """
+        self._ahead = None
+        tokens, requests, wanted = len(inputs.ids), len(inputs.counts), len(inputs.logits_rows)
+        size, seats = step_size(tokens, self._tokens_most), self._size_of(requests)
+        with self._stream:
+            s = self._step
+            s["ids"][:tokens], s["positions"][:tokens] = inputs.ids, inputs.positions
+            s["slots"][:tokens] = inputs.slots
+            s["slots"][tokens:size] = -1
+            s["starts"][: requests + 1] = inputs.query_starts
+            s["starts"][requests + 1 : seats + 1] = tokens
+            s["lens"][:requests], s["lens"][requests:seats] = inputs.context_lens, 0
+            s["tables"][:requests, : inputs.block_tables.shape[1]] = inputs.block_tables
+            s["rows"][:wanted], s["rows"][wanted:seats] = inputs.logits_rows, 0
+        self._launch(("step", size, seats, wanted > 0), self._launch_step, size, seats, wanted > 0)
+        return self._logits[:wanted]
+
+    def _launch_step(self, size: int, seats: int, heads: bool) -> None:
+        """`size` tokens of up to `seats` requests."""
+        config, weights, eps, s = self._config, self._weights, self._config.rms_norm_eps, self._step
+        b = self._buffers.step(config, size)
+        some = slice(0, size)
+        gate_up = b.gate_up.ravel().view(np.uint16)[: b.gate_up.size].reshape(b.gate_up.shape)
+        layers = range(config.num_hidden_layers)
+        norms = [*(f"layers.{i}.input_layernorm" for i in layers), "norm"]
+        rows_.embed_norm(
+            s["ids"][some], weights["embed_tokens"], weights[norms[0]], eps, b.residual, b.normed
+        )
+        for layer in layers:
+            name = f"layers.{layer}"
+            keys, values = self._kv_cache.layer(layer)
+            self._products(b.normed, weights[f"{name}.qkv"], b.qkv)
+            rope_write(b.qkv, s["positions"][some], weights["inv_freq"], s["slots"][some], b.q, keys, values)
+            prefill_attention.prefill_attention(
+                *(b.q, keys, values, s["tables"][:seats], s["starts"][: seats + 1], s["lens"][:seats]),
+                *(size, config.head_dim**-0.5, b.attended),
+            )
+            self._products(b.heads, weights[f"{name}.o_proj"], b.residual, accumulate=True)
+            rows_.norm_rows(b.residual, weights[f"{name}.post_attention_layernorm"], eps, b.ffn_normed)
+            self._products(b.ffn_normed, weights[f"{name}.gate_up"], gate_up)
+            rows_.silu_mul_rows(gate_up, b.activated)
+            self._products(b.activated, weights[f"{name}.down_proj"], b.residual, accumulate=True)
+            if layer + 1 < config.num_hidden_layers:
+                rows_.norm_rows(b.residual, weights[norms[layer + 1]], eps, b.normed)
+        if heads:
+            picked, normed = self._residual[:seats], self._normed[:seats]
+            gather_rows(b.residual, s["rows"][:seats], picked)
+            rows_.norm_rows(picked, weights["norm"], eps, normed)
+            self._products(normed, weights.lm_head, self._logits[:seats])
+
+    # ---------------- both
+
+    def _launch(self, key: tuple[Any, ...], launches: Any, *args: Any) -> None:
+        """Start recorded launches; the first time, start and record them."""
+        if not can_record():
+            launches(*args)
+        elif key in self._recordings:
+            self._recordings[key].start()
+        else:
+            self._recordings[key] = Recording(self._stream, lambda: launches(*args))
+
+    def _size_of(self, count: int) -> int:
+        return next(size for size in self._sizes if size >= count)
+
+    def _allocate(self) -> None:
+        """All arrays that recorded launches know."""
+        config, seats, tokens = self._config, self._seats_most, self._tokens_most
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        hidden, ffn, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+        self._ids, self._contexts, self._steps, self._chosen = (cp.zeros(seats, np.int32) for _ in range(4))
+        self._tables = cp.zeros((seats, self._width), np.int32)
+        self._mirror_memory = cp.cuda.alloc_pinned_memory(self._tables.nbytes)
+        mirror = np.frombuffer(self._mirror_memory, np.int32, self._tables.size)
+        self._mirror = mirror.reshape(self._tables.shape)
+        self._residual = cp.empty((seats, hidden), np.float32)
+        self._normed = cp.empty((seats, hidden), np.uint16)
+        self._qkv = cp.empty((seats, config.q_size + 2 * config.kv_size), np.float32)
+        self._attended = cp.zeros((seats, heads, dim), np.uint16)  # rows that pad a batch are not written
+        self._gate_up = cp.empty((seats, 2 * ffn), np.float32)
+        self._activated = cp.empty((seats, ffn), np.uint16)
+        self._logits = cp.empty((seats, vocab), np.float32)
+        self._argmax_scratch = cp.empty(rows_.argmax_scratch(seats, vocab), np.uint64)
+        self._scratch = {size: attention.DecodeScratch(size, heads, kv_heads, dim) for size in self._sizes}
+        self._results = [_Result(seats), _Result(seats)]
+        self._buffers = Buffers()
+        self._buffers.reserve(config, tokens, 1)
+        self._step = {
+            "ids": cp.zeros(tokens, np.int32),
+            "positions": cp.zeros(tokens, np.int32),
+            "slots": cp.zeros(tokens, np.int64),
+            "starts": cp.zeros(seats + 1, np.int32),
+            "lens": cp.zeros(seats, np.int32),
+            "tables": cp.zeros((seats, self._width), np.int32),
+            "rows": cp.zeros(seats, np.int32),
+        }
+
+
+def _sampling_arrays(params: Sequence[Any]) -> tuple[Any, ...]:
+    """What :func:`~tinyvllm_ref.kernels.sampling.sample_rows` takes between the logits and the steps."""
+    columns = (
+        ([p.temperature for p in params], np.float32),
+        ([p.top_k for p in params], np.int32),
+        ([p.top_p for p in params], np.float32),
+        ([p.min_p for p in params], np.float32),
+        ([(p.seed or 0) & _SEED_MASK for p in params], np.uint64),
+    )
+    return tuple(cp.asarray(np.array(values, dtype)) for values, dtype in columns)
