@@ -11,35 +11,86 @@
 // value_cache (NB, BS, Hk, D) bf16 at the new tokens' slots, out (B, Hq, D) bf16, and scratch memory: partial
 // (B, Hk, splits, GROUP, D), lse (B, Hk, splits, GROUP) float32, arrived (B, Hk) uint32, which is zeros again at the end.
 #define UNROLL 2
-#define LEAST_KEYS 256
+#define LEAST_KEYS 256  // of a split: fewer are not worth a block
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
 
 #ifndef MOST_THREADS
 #define MOST_THREADS 256
 #endif
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS) decode_attention(const float* qkv, bf16* key_cache, bf16* value_cache,
-                                            const int* block_tables, const int* context_lens, const float* inv_freq,
-                                            bf16* out, float* partial, float* lse, unsigned* arrived, float scale,
-                                            int max_blocks) {
+
+// Where the partial results of one request and KV head lie, and who has come.
+struct Splits {
+    float *partial, *lse;  // (splits, GROUP, D), (splits, GROUP)
+    unsigned* arrived;
+
+    __device__ __forceinline__ void put(int split, int p, Part part) const {
+        *(float2*)(partial + (size_t)split * GROUP * HEAD_DIM + p) = make_float2(part.a, part.b);
+        if (p % HEAD_DIM == 0) lse[split * GROUP + p / HEAD_DIM] = part.lse;
+    }
+
+    // The first `count` splits as one, in their order.
+    __device__ __forceinline__ Part merged(int count, int p) const {
+        int h = p / HEAD_DIM;
+        float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
+        for (int s = 0; s < count; s++) peak = fmaxf(peak, load_fresh(lse + s * GROUP + h));
+#pragma unroll 4
+        for (int s = 0; s < count; s++) {
+            const float* theirs = partial + (size_t)s * GROUP * HEAD_DIM + p;
+            float weight = exp2f(load_fresh(lse + s * GROUP + h) - peak);
+            sum += weight;
+            a += weight * load_fresh(theirs);
+            b += weight * load_fresh(theirs + 1);
+        }
+        return {a / sum, b / sum, 0.0f};
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
+    decode_attention(const float* qkv, bf16* key_cache, bf16* value_cache, const int* block_tables,
+                     const int* context_lens, const float* inv_freq, bf16* out, float* partial, float* lse,
+                     unsigned* arrived, float scale, int max_blocks) {
     extern __shared__ __align__(16) float scratch[];
     __shared__ float cosines[HALF], sines[HALF];
-    int split = blockIdx.x, kv_head = blockIdx.y, request = blockIdx.z, kv_heads = gridDim.y;
+    __shared__ bool last;
+    int split = blockIdx.x, kv_head = blockIdx.y, request = blockIdx.z, kv_heads = gridDim.y, splits = gridDim.x;
     wait_for_previous();
     let_next_start();
     int context = context_lens[request];
-    if (context <= 0) return;
+    int keys_each = max(LEAST_KEYS, ((context + splits - 1) / splits + 31) / 32 * 32);
+    int active = (context + keys_each - 1) / keys_each;
+    if (split >= active) return;
     fill_turns(context - 1, inv_freq, cosines, sines);
-    Decode step = {key_cache, value_cache, partial, lse, arrived, kv_heads, (int)gridDim.x, scale * LOG2_E};
+    Decode step = {key_cache, value_cache, kv_heads, scale * LOG2_E};
     const float* row = qkv + (size_t)request * kv_heads * (GROUP + 2) * HEAD_DIM;
     const float* key = row + ((size_t)kv_heads * GROUP + kv_head) * HEAD_DIM;
     NewToken token = {row + (size_t)kv_head * GROUP * HEAD_DIM, key, key + (size_t)kv_heads * HEAD_DIM, cosines, sines};
-    bf16* heads = out + ((size_t)request * kv_heads + kv_head) * GROUP * HEAD_DIM;
     auto await = [&]() {
         BLOCK_BARRIER();  // the turns are there
         return token;
     };
-    auto put = [&](int p, float a, float b) { *(unsigned*)(heads + p) = pack2(a, b); };
-    attend_split<GROUP>(step, block_tables + (size_t)request * max_blocks, context, request, kv_head, split, true,
-                        scratch, await, put);
+    auto seen = attend_keys<GROUP>(step, block_tables + (size_t)request * max_blocks, context, kv_head,
+                                   split * keys_each, (split + 1) * keys_each, true, scratch, await);
+    size_t pair = (size_t)request * kv_heads + kv_head;  // of request and KV head
+    bf16* heads = out + pair * GROUP * HEAD_DIM;
+    if (active == 1) {
+        for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * blockDim.x) {
+            Part part = seen.part(p);
+            *(unsigned*)(heads + p) = pack2(part.a, part.b);
+        }
+        return;
+    }
+    Splits mine = {partial + pair * splits * GROUP * HEAD_DIM, lse + pair * splits * GROUP, arrived + pair};
+    for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * blockDim.x) mine.put(split, p, seen.part(p));
+    __threadfence();  // our part is where all can see it,
+    __syncthreads();  // every thread's of it,
+    if (threadIdx.x == 0) last = atomicAdd(mine.arrived, 1u) == (unsigned)active - 1u;  // before we are counted
+    __syncthreads();
+    if (!last) return;
+    __threadfence();  // and we see what the others wrote before they were counted
+    for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * blockDim.x) {
+        Part part = mine.merged(active, p);
+        *(unsigned*)(heads + p) = pack2(part.a, part.b);
+    }
+    if (threadIdx.x == 0) *mine.arrived = 0u;
 }

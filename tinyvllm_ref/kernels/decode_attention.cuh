@@ -1,5 +1,6 @@
 // One decode step's attention of one request and one KV head, shared by a whole block: rotary embedding, the write of
-// the new key and value, attention over the cache, and the merging of splits that several blocks worked on.
+// the new key and value, attention over some of the keys in the cache. Where several blocks share the keys, each kernel
+// has its own way to merge what they found.
 //
 // HEAD_DIM (a multiple of 16, at most 256), GROUP (query heads of a KV head, at most 8) and BLOCK_SIZE (token slots of
 // a block of the cache) are given to the compiler.
@@ -8,8 +9,8 @@
 // of a warp, eight columns each, so that one 16-byte load a lane brings it; a warp looks at AT_ONCE keys side by side,
 // and has UNROLL times as many on their way, the first of them before the query is known. Each set of LANES lanes keeps
 // an online softmax of its own keys for all HEADS in registers: there is no barrier until the keys are done with. The
-// sets of a warp are then merged by shuffles, the warps through shared memory, the splits through global memory by the
-// block that comes last. Scores are kept in base 2: their scale has log2(e) in it.
+// sets of a warp are then merged by shuffles, the warps through shared memory. Scores are kept in base 2: their scale
+// has log2(e) in it.
 #include "common.cuh"
 
 #define LANES (HEAD_DIM <= 16 ? 2 : HEAD_DIM <= 32 ? 4 : HEAD_DIM <= 64 ? 8 : HEAD_DIM <= 128 ? 16 : 32)
@@ -25,10 +26,6 @@
 #ifndef UNROLL
 #define UNROLL 4
 #endif
-#ifndef LEAST_KEYS
-#define LEAST_KEYS 64  // of a split: fewer are not worth a block
-#endif
-
 // What another block wrote in this launch: read from the L2 cache, which all multiprocessors share.
 __device__ __forceinline__ float load_fresh(const float* from) {
 #ifdef __CUDA_ARCH__
@@ -85,13 +82,11 @@ __device__ __forceinline__ size_t offset_of(const int* table, int j, int kv_head
     return (slot * kv_heads + kv_head) * HEAD_DIM + column;
 }
 
-// What a step's attention reads and writes; one layer's cache.
+// The cache of one layer, and how scores are made.
 struct Decode {
-    bf16 *keys, *values;             // (NB, BLOCK_SIZE, Hk, D)
-    float *partial, *lse;            // (B, Hk, splits, GROUP, D) and (B, Hk, splits, GROUP): of splits
-    unsigned* arrived;               // (B, Hk): how many splits are done; zeros before and after
-    int kv_heads, splits;
-    float scale;                     // of the scores, times log2(e)
+    bf16 *keys, *values;  // (NB, BLOCK_SIZE, Hk, D)
+    int kv_heads;
+    float scale;          // of the scores, times log2(e)
 };
 
 // One request's new token, for one KV head: the products, not turned yet; and the turns of its position.
@@ -99,11 +94,6 @@ struct NewToken {
     const float *queries, *key, *value;  // (HEADS, D), (D,), (D,)
     const float *cosines, *sines;        // (D/2,) each
 };
-
-// How many keys a split has.
-__device__ __forceinline__ int keys_of_split(int context, int splits) {
-    return max(LEAST_KEYS, ((context + splits - 1) / splits + 31) / 32 * 32);
-}
 
 // This lane's columns of UNROLL keys and values, with zeros for those past `end`.
 struct Keys {
@@ -157,17 +147,29 @@ struct Seen {
                 score[u][h] = u < valid ? dot : -infinity();
             }
         }
+        bool rises = false;
+        float before[HEADS];
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            float before = peak[h];
+            before[h] = peak[h];
 #pragma unroll
             for (int u = 0; u < COUNT; u++) peak[h] = fmaxf(peak[h], score[u][h]);
-            float shrink = weight_of(before, peak[h]);
-            sum[h] *= shrink;
+            rises |= peak[h] > before[h];
+        }
+        if (__any_sync(0xffffffffu, rises)) {  // mostly not: the largest score soon stays what it is
 #pragma unroll
-            for (int u = 0; u < COUNT; u++) sum[h] += score[u][h] = weight_of(score[u][h], peak[h]);
+            for (int h = 0; h < HEADS; h++) {
+                float shrink = weight_of(before[h], peak[h]);
+                sum[h] *= shrink;
 #pragma unroll
-            for (int c = 0; c < 8; c++) total[h][c] *= shrink;
+                for (int c = 0; c < 8; c++) total[h][c] *= shrink;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            float base = peak[h] == -infinity() ? 0.0f : peak[h];
+#pragma unroll
+            for (int u = 0; u < COUNT; u++) sum[h] += score[u][h] = exp2f(score[u][h] - base);
         }
 #pragma unroll
         for (int u = 0; u < COUNT; u++) {
@@ -201,25 +203,52 @@ struct Seen {
     }
 };
 
-// float32 values of shared memory that attend_split takes for so many warps: totals, peaks, sums, a flag.
-#define ATTENTION_FLOATS(warps) ((warps) * GROUP * (HEAD_DIM + 2) + 4)
+// float32 values of shared memory that attend_keys takes for so many warps: totals, peaks, sums.
+#define ATTENTION_FLOATS(warps) ((warps) * GROUP * (HEAD_DIM + 2))
 
-// Split `split` of KV head `kv_head` of one request; `context` counts the new token. Keys are on their way before
-// await() is called, which returns the NewToken; it has a barrier in it where it needs one. The block that looks at the
-// last keys also looks at the new token, and where `writes` writes it to the cache. When all splits have been worked
-// on, put(p, a, b) is called for each even p below HEADS * D with the results p and p + 1. `request` numbers the scratch
-// arrays; with HEADS < GROUP there must be one split. All BLOCK_THREADS threads call it, and a barrier ends it.
-template <int HEADS, class Await, class Put>
-__device__ __forceinline__ void attend_split(const Decode& step, const int* table, int context, int request, int kv_head,
-                                             int split, bool writes, float* scratch, Await await, Put put) {
+// Two neighbouring columns of a head's attention over some keys, and the logarithm (base 2) of its weights' sum.
+struct Part {
+    float a, b, lse;
+};
+
+// What the warps of a block have seen, in shared memory.
+template <int HEADS>
+struct SeenByBlock {
+    float *totals, *peaks, *sums;
+
+    __device__ __forceinline__ explicit SeenByBlock(float* scratch) {
+        int warps = BLOCK_THREADS / 32;
+        totals = scratch;
+        peaks = totals + warps * HEADS * HEAD_DIM;
+        sums = peaks + warps * HEADS;
+    }
+
+    // Columns p and p + 1 of the HEADS heads side by side.
+    __device__ __forceinline__ Part part(int p) const {
+        int h = p / HEAD_DIM, warps = BLOCK_THREADS / 32;
+        float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
+        for (int w = 0; w < warps; w++) peak = fmaxf(peak, peaks[w * HEADS + h]);
+        for (int w = 0; w < warps; w++) {
+            float weight = weight_of(peaks[w * HEADS + h], peak);
+            float2 total = *(const float2*)(totals + w * HEADS * HEAD_DIM + p);
+            sum += sums[w * HEADS + h] * weight;
+            a += total.x * weight;
+            b += total.y * weight;
+        }
+        return {a / sum, b / sum, peak + log2f(sum)};
+    }
+};
+
+// Keys begin to end - 1 of KV head `kv_head`, the new token among them if it is there; `context` counts
+// the new token. Keys are on their way before await() is called, which returns the NewToken; it has a barrier in it where
+// it needs one. Where `writes`, the new key and value go to the cache. All BLOCK_THREADS threads call it; a barrier
+// ends it.
+template <int HEADS, class Await>
+__device__ __forceinline__ SeenByBlock<HEADS> attend_keys(const Decode& step, const int* table, int context, int kv_head,
+                                                          int begin, int end, bool writes, float* scratch, Await await) {
     int warp = threadIdx.x / 32, warps = BLOCK_THREADS / 32, lane = threadIdx.x % 32, column = lane % LANES * 8;
-    float *totals = scratch, *peaks = totals + warps * HEADS * HEAD_DIM, *sums = peaks + warps * HEADS;
-    unsigned* flag = (unsigned*)(sums + warps * HEADS);
-    int keys_each = keys_of_split(context, step.splits), active = (context + keys_each - 1) / keys_each;
-    if (split >= active) return;
-    int begin = split * keys_each, end = min(context - 1, begin + keys_each);
-    bool newest = split == active - 1;
-
+    bool newest = begin < context && end >= context;
+    end = min(end, context - 1);
     Keys keys;
     int start = begin + warp * AT_ONCE * UNROLL;
     keys.load(step, table, kv_head, start, end);
@@ -235,10 +264,13 @@ __device__ __forceinline__ void attend_split(const Decode& step, const int* tabl
     }
     Seen<HEADS> seen;
     while (start < end) {
+        int next = start + warps * AT_ONCE * UNROLL;
+        Keys following;
+        following.load(step, table, kv_head, next, end);  // while these are looked at
         int valid = (end - start - lane / LANES + AT_ONCE - 1) / AT_ONCE;
         seen.template look<UNROLL>(query, keys.key, keys.value, end - start > lane / LANES ? valid : 0);
-        start += warps * AT_ONCE * UNROLL;
-        if (start < end) keys.load(step, table, kv_head, start, end);
+        keys = following;
+        start = next;
     }
     if (newest && warp == 0) {
         float key[8] = {}, value[8] = {};
@@ -257,63 +289,19 @@ __device__ __forceinline__ void attend_split(const Decode& step, const int* tabl
         }
     }
     seen.merge_within_warp();
+    SeenByBlock<HEADS> block(scratch);
     if (lane < LANES && column < HEAD_DIM) {
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            float4* to = (float4*)(totals + (warp * HEADS + h) * HEAD_DIM + column);
+            float4* to = (float4*)(block.totals + (warp * HEADS + h) * HEAD_DIM + column);
             to[0] = make_float4(seen.total[h][0], seen.total[h][1], seen.total[h][2], seen.total[h][3]);
             to[1] = make_float4(seen.total[h][4], seen.total[h][5], seen.total[h][6], seen.total[h][7]);
             if (lane == 0) {
-                peaks[warp * HEADS + h] = seen.peak[h];
-                sums[warp * HEADS + h] = seen.sum[h];
+                block.peaks[warp * HEADS + h] = seen.peak[h];
+                block.sums[warp * HEADS + h] = seen.sum[h];
             }
         }
     }
     BLOCK_BARRIER();
-    size_t first = (((size_t)request * step.kv_heads + kv_head) * step.splits) * HEADS;  // of our heads' partial results
-    for (int p = 2 * threadIdx.x; p < HEADS * HEAD_DIM; p += 2 * BLOCK_THREADS) {
-        int h = p / HEAD_DIM;
-        float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
-        for (int w = 0; w < warps; w++) peak = fmaxf(peak, peaks[w * HEADS + h]);
-        for (int w = 0; w < warps; w++) {
-            float weight = weight_of(peaks[w * HEADS + h], peak);
-            sum += sums[w * HEADS + h] * weight;
-            a += totals[w * HEADS * HEAD_DIM + p] * weight;
-            b += totals[w * HEADS * HEAD_DIM + p + 1] * weight;
-        }
-        if (active == 1) {
-            put(p, a / sum, b / sum);
-        } else {
-            *(float2*)(step.partial + (first + (size_t)split * HEADS) * HEAD_DIM + p) = make_float2(a / sum, b / sum);
-            if (p % HEAD_DIM == 0) step.lse[first + (size_t)split * HEADS + h] = peak + log2f(sum);
-        }
-    }
-    if (active == 1) {
-        BLOCK_BARRIER();  // the scratch memory is free again
-        return;
-    }
-    __threadfence();      // our part is where all can see it,
-    BLOCK_BARRIER();      // every thread's of it,
-    unsigned* arrived = step.arrived + (size_t)request * step.kv_heads + kv_head;
-    if (threadIdx.x == 0) *flag = atomicAdd(arrived, 1u) == (unsigned)active - 1u;  // before we are counted
-    BLOCK_BARRIER();
-    if (*flag) {
-        __threadfence();  // and we see what the others wrote before they were counted
-        for (int p = 2 * threadIdx.x; p < HEADS * HEAD_DIM; p += 2 * BLOCK_THREADS) {
-            int h = p / HEAD_DIM;
-            float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
-            for (int s = 0; s < active; s++) peak = fmaxf(peak, load_fresh(step.lse + first + s * HEADS + h));
-#pragma unroll 4
-            for (int s = 0; s < active; s++) {
-                const float* theirs = step.partial + (first + (size_t)s * HEADS) * HEAD_DIM + p;
-                float weight = exp2f(load_fresh(step.lse + first + s * HEADS + h) - peak);
-                sum += weight;
-                a += weight * load_fresh(theirs);
-                b += weight * load_fresh(theirs + 1);
-            }
-            put(p, a / sum, b / sum);
-        }
-        if (threadIdx.x == 0) *arrived = 0u;
-    }
-    BLOCK_BARRIER();
+    return block;
 }

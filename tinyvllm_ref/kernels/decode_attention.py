@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..device import cp, is_gpu
-from .launch import Contract, Float, ceil_div
+from .launch import Contract, Float
 from .source import kernel
 
 MAX_GROUP, MAX_HEAD_DIM = 8, 256
 _BLOCKS = 3 * 132  # that keep a large card busy
 _MANY_BLOCKS = 512  # from there on small blocks are better: more of them fit on a multiprocessor
 _MOST_SPLITS = 64
+_SHARED_BYTES = 48 << 10  # that a block may have without asking for more
 
 _contract = Contract(
     "decode_attention",
@@ -39,7 +40,7 @@ def supports(q_heads: int, kv_heads: int, head_dim: int) -> bool:
 
 def attention_floats(warps: int, group: int, head_dim: int) -> int:
     """float32 values of shared memory that a block of so many warps takes: ATTENTION_FLOATS."""
-    return warps * group * (head_dim + 2) + 4
+    return warps * group * (head_dim + 2)
 
 
 def splits_for(requests: int, kv_heads: int) -> int:
@@ -47,11 +48,14 @@ def splits_for(requests: int, kv_heads: int) -> int:
     return max(1, min(_MOST_SPLITS, _BLOCKS // (requests * kv_heads)))
 
 
-def _warps(blocks: int) -> int:
+def _warps(blocks: int, group: int, head_dim: int) -> int:
     """Warps of a block: what was fastest on an H200 (benchmarks/decode_ladder.md); few where fibers are slow."""
     if not is_gpu:
         return 1
-    return 2 if blocks >= _MANY_BLOCKS else 8
+    warps = 2 if blocks >= _MANY_BLOCKS else 8
+    while 4 * (attention_floats(warps, group, head_dim) + head_dim) > _SHARED_BYTES:
+        warps //= 2
+    return warps
 
 
 class DecodeScratch:
@@ -146,7 +150,7 @@ def decode_attention(
     if not requests:
         return out
     group = q_heads // kv_heads
-    warps = _warps(requests * kv_heads * scratch.splits)
+    warps = _warps(requests * kv_heads * scratch.splits, group, head_dim)
     compiled = kernel(
         "decode_attention", HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=sizes["BS"], MOST_THREADS=32 * warps
     )

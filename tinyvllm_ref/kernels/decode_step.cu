@@ -13,7 +13,7 @@
 // Given to the compiler: HIDDEN, FFN, KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WARPS of a block that compute, STAGES of
 // the ring.
 //
-// Launch: as many blocks as multiprocessors (all of them must run at the same time: they wait for each other), block
+// Launch: grid (as many as multiprocessors: all of them must run at the same time, for they wait for each other), block
 // (32 * WARPS), on a card with the copy engine of compute capability 9.0 one warp more, and dynamic shared memory as in
 // decode_step.py. A block works on a share of the rows of each matrix; a warp on one piece of at most PIECE columns of
 // some of these rows, a thread on four times eight of them.
@@ -21,17 +21,15 @@
 // addresses of qkv, o_proj, gate_up, down_proj of each layer, then of the LM head; norms: those of the two norms of each
 // layer, then of the last norm; embedding (V, H) bf16, inv_freq (D/2,) float32. Writes key_cache and value_cache
 // (layers, NB, BS, Hk, D) bf16 at the new token's slot, logits (V,) float32, chosen (1,) int32: the largest logit's
-// index; and scratch memory: exchange (EXCHANGE_WORDS,) 8-byte words, partial, lse, arrived of decode_attention.cuh,
-// candidates (blocks, 2), meeting (2,) uint32: the number of the next exchange, and the blocks that have ended, which
-// are zero before and after.
+// index; and scratch memory: exchange (EXCHANGE_WORDS,) 8-byte words, candidates (blocks, 2), meeting (2,) uint32: the
+// number of the next exchange, and the blocks that have ended, which are zero before and after.
 #define BLOCK_THREADS (32 * WARPS)
 #ifdef __CUDA_ARCH__
 #define BLOCK_BARRIER() asm volatile("bar.sync 1, %0;" ::"n"(BLOCK_THREADS) : "memory")  // not the copying warp
 #else
 #define BLOCK_BARRIER() __syncthreads()
 #endif
-#define UNROLL 4
-#define LEAST_KEYS 512  // merging splits takes longer than looking at a few hundred keys more
+#define UNROLL 2
 #include "bulk_copy.cuh"
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
@@ -42,13 +40,21 @@
 #define IN_FLIGHT_O_PROJ 1
 #define IN_FLIGHT_GATE_UP 1
 #define IN_FLIGHT_DOWN_PROJ 1
-#define IN_FLIGHT_LM_HEAD 2
+#define IN_FLIGHT_LM_HEAD 4
 #define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
 #define TABLE 512   // blocks of the cache whose numbers a block keeps
+// How attention is divided, by the length of the context: a block for each query head; several blocks for each query
+// head, which read the same keys from the L2 cache; or several for each KV head.
+#define FEW_KEYS 512
+#define SOME_KEYS 2048
+#define FEW_SPLITS 4
+#define MANY_SPLITS 16
+#define PARTS(heads, splits) (GROUP * KV_HEADS / (heads) * (splits) * (heads) * (HEAD_DIM + 2))  // words
 #define HEADS_WIDTH (GROUP * KV_HEADS * HEAD_DIM)
 #define KV_WIDTH (KV_HEADS * HEAD_DIM)
 #define QKV_ROWS (HEADS_WIDTH + 2 * KV_WIDTH)
-#define EXCHANGE_WORDS (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN)
+#define EXCHANGE_WORDS \
+    (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN + MOST(PARTS(1, FEW_SPLITS), PARTS(GROUP, MANY_SPLITS)))
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 // Into how many pieces a row is cut: a power of two, so that a warp has the same piece of all its rows.
@@ -298,17 +304,92 @@ __device__ __forceinline__ void receive_heads(const Word* qkv, int head, unsigne
     BLOCK_BARRIER();
 }
 
-// HEADS query heads from `head` on, over one split of their keys: what they give goes to `heads`, two in a word.
-template <int HEADS>
-__device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word* heads, const int* table, int context,
-                                       int head, int split, const float* turns, unsigned exchange, float* token,
-                                       float* work) {
-    auto await = [&]() {
-        receive_heads<HEADS>(qkv, head, exchange, token);
-        return NewToken{token, token + HEADS * HEAD_DIM, token + (HEADS + 1) * HEAD_DIM, turns, turns + HALF};
-    };
-    auto put = [&](int p, float a, float b) { hand_on(heads + (head * HEAD_DIM + p) / 2, pack2(a, b), exchange); };
-    attend_split<HEADS>(step, table, context, 0, head / GROUP, split, head % GROUP == 0, work, await, put);
+// A division of the attention: blocks for HEADS query heads at a time, SPLITS of them for the same heads.
+template <int HEADS, int SPLITS>
+struct Division {
+    static constexpr int ITEMS = GROUP * KV_HEADS / HEADS * SPLITS, STRIDE = HEADS * (HEAD_DIM + 2);
+    int keys_each;
+
+    __device__ __forceinline__ explicit Division(int context)
+        : keys_each(SPLITS == 1 ? context : ((context + SPLITS - 1) / SPLITS + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE) {}
+
+    __device__ __forceinline__ int head(int item) const { return item / SPLITS * HEADS; }
+    __device__ __forceinline__ int begin(int item) const { return item % SPLITS * keys_each; }
+
+    // What a block has found goes to the others of the same heads; each merges some columns and hands them on.
+    __device__ __forceinline__ void finish(const SeenByBlock<HEADS>& seen, Word* parts, Word* heads, int item,
+                                           unsigned exchange) const {
+        Word* to = heads + head(item) * HEAD_DIM / 2;
+        Word* mine = parts + (size_t)item * STRIDE;
+        for (int p = 2 * threadIdx.x; p < HEADS * HEAD_DIM; p += 2 * BLOCK_THREADS) {
+            Part part = seen.part(p);
+            if (SPLITS == 1) {
+                hand_on(to + p / 2, pack2(part.a, part.b), exchange);
+                continue;
+            }
+            hand_on(mine + p, __float_as_uint(part.a), exchange);
+            hand_on(mine + p + 1, __float_as_uint(part.b), exchange);
+            if (p % HEAD_DIM == 0)
+                for (int k = 0; k < 2; k++)  // twice: words are read in pairs
+                    hand_on(mine + HEADS * HEAD_DIM + p / HEAD_DIM * 2 + k, __float_as_uint(part.lse), exchange);
+        }
+    }
+
+    // The columns that this block merges; those of a block with no keys of its own, too.
+    __device__ __forceinline__ void merge(const Word* parts, Word* heads, int item, unsigned exchange) const {
+        constexpr int EACH = (HEADS * HEAD_DIM / 2 + SPLITS - 1) / SPLITS;  // pairs of columns
+        int pair = item % SPLITS * EACH + threadIdx.x, p = 2 * pair;
+        if (SPLITS == 1 || threadIdx.x >= EACH || p >= HEADS * HEAD_DIM) return;
+        const Word* all = parts + (size_t)(item - item % SPLITS) * STRIDE;
+        uint2 value[SPLITS], weight[SPLITS];
+        unsigned missing = ~0u >> (32 - SPLITS);
+        while (missing) {
+#pragma unroll
+            for (int s = 0; s < SPLITS; s++) {
+                bool there = look(all + s * STRIDE + p, exchange, value[s].x, value[s].y);
+                const Word* lse = all + s * STRIDE + HEADS * HEAD_DIM + p / HEAD_DIM * 2;
+                there &= look(lse, exchange, weight[s].x, weight[s].y);
+                if (there) missing &= ~(1u << s);
+            }
+        }
+        float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) peak = fmaxf(peak, __uint_as_float(weight[s].x));
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+            float share = weight_of(__uint_as_float(weight[s].x), peak);
+            sum += share;
+            if (share > 0.0f) {
+                a += share * __uint_as_float(value[s].x);
+                b += share * __uint_as_float(value[s].y);
+            }
+        }
+        hand_on(heads + head(item) * HEAD_DIM / 2 + pair, pack2(a / sum, b / sum), exchange);
+    }
+};
+
+// The attention of a layer, as far as it is this block's: what it gives goes to `heads`, two columns in a word. `table`
+// has the blocks of the keys of this block's first item; further items are there where there are few blocks only.
+template <int HEADS, int SPLITS>
+__device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word* heads, Word* parts, const int* table,
+                                       const int* whole_table, int context, const float* turns, unsigned exchange,
+                                       float* token, float* work) {
+    Division<HEADS, SPLITS> division(context);
+    for (int item = blockIdx.x; item < division.ITEMS; item += gridDim.x) {
+        int head = division.head(item), begin = division.begin(item);
+        bool near = item == blockIdx.x && division.keys_each <= TABLE * BLOCK_SIZE;
+        auto await = [&]() {
+            receive_heads<HEADS>(qkv, head, exchange, token);
+            return NewToken{token, token + HEADS * HEAD_DIM, token + (HEADS + 1) * HEAD_DIM, turns, turns + HALF};
+        };
+        auto seen = attend_keys<HEADS>(step, near ? table - begin / BLOCK_SIZE : whole_table, context, head / GROUP, begin,
+                                       begin + division.keys_each, head % GROUP == 0, work, await);
+        division.finish(seen, parts, heads, item, exchange);
+        BLOCK_BARRIER();  // the work memory is free again
+    }
+    if (SPLITS > 1)
+        for (int item = blockIdx.x; item < division.ITEMS; item += gridDim.x)
+            division.merge(parts, heads, item, exchange);
 }
 
 // ---------------- norm and argmax
@@ -381,24 +462,12 @@ __device__ __forceinline__ Best best_of_block(Best mine, Best* scratch) {
     return best;
 }
 
-// A part of the keys and values of a layer, `ahead` elements behind this one, comes to the L2 cache: a read that waits
-// behind all the weights that are on their way would be late.
-__device__ __forceinline__ void prefetch_keys(const Decode& step, long long ahead, const int* table, int context) {
-#ifdef __CUDA_ARCH__
-    constexpr int LINES = (KV_WIDTH + 63) / 64;  // of 128 bytes, in a token's keys
-    for (int i = blockIdx.x * BLOCK_THREADS + threadIdx.x; i < (context - 1) * LINES; i += gridDim.x * BLOCK_THREADS) {
-        size_t at = offset_of(table, i / LINES, 0, KV_HEADS, i % LINES * 64) + ahead;
-        asm volatile("prefetch.global.L2 [%0];\nprefetch.global.L2 [%1];" ::"l"(step.keys + at), "l"(step.values + at));
-    }
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     decode_step(const int* ids, const int* block_table, const int* context_len, const bf16* const* weights,
                 const bf16* const* norms, const bf16* embedding, const float* inv_freq, bf16* key_cache,
-                bf16* value_cache, Word* exchange, float* partial, float* lse, unsigned* arrived, float* logits,
+                bf16* value_cache, Word* exchange, float* logits,
                 Best* candidates, int* chosen, unsigned* meeting, long long layer_stride, int layers, int vocab,
-                int splits, int sums_floats, float eps, float scale) {
+                int sums_floats, float eps, float scale) {
     extern __shared__ __align__(128) unsigned char shared[];
     // The ring, x and what attention works in (at different times), sums, the block's part of the stream, small things.
     Ring ring;
@@ -435,16 +504,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     int id = ids[0], context = context_len[0];
     unsigned number = meeting[0];
     Word *qkv = exchange, *heads = qkv + QKV_ROWS, *middle = heads + HEADS_WIDTH / 2;
-    Word *activated = middle + HIDDEN, *stream = activated + FFN / 2;
+    Word *activated = middle + HIDDEN, *stream = activated + FFN / 2, *parts = stream + HIDDEN;
     const bf16* embedded = embedding + (size_t)id * HIDDEN;
     Share rows = share_of(O_PROJ, 0, vocab);
     for (int r = threadIdx.x; r < rows.rows; r += BLOCK_THREADS) own[r] = bf16_to_float(embedded[rows.first + r]);
 
     __shared__ int table[TABLE];  // the blocks of the keys that this block will look at
     __shared__ float turns[HEAD_DIM];
-    int first_block = context <= LEAST_KEYS ? 0 : blockIdx.x / KV_HEADS * keys_of_split(context, splits) / BLOCK_SIZE;
-    for (int i = threadIdx.x; i < TABLE && (first_block + i) * BLOCK_SIZE < context; i += BLOCK_THREADS)
-        table[i] = block_table[first_block + i];
+    int first_key = context <= FEW_KEYS    ? Division<1, 1>(context).begin(blockIdx.x)
+                    : context <= SOME_KEYS ? Division<1, FEW_SPLITS>(context).begin(blockIdx.x)
+                                           : Division<GROUP, MANY_SPLITS>(context).begin(blockIdx.x);
+    for (int i = threadIdx.x; i < TABLE && first_key + i * BLOCK_SIZE < context; i += BLOCK_THREADS)
+        table[i] = block_table[first_key / BLOCK_SIZE + i];
     fill_turns(context - 1, inv_freq, turns, turns + HALF);
 
     float columns[4][8];
@@ -457,11 +528,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         unsigned both = column < HIDDEN ? *(const unsigned*)(embedded + column) : 0u;
         value[e] = make_uint2(both << 16, both & 0xffff0000u);
     }
-    Decode first = {key_cache, value_cache, partial, lse, arrived, KV_HEADS, splits, 0.0f};
-    prefetch_keys(first, 0, block_table, context);
     for (int layer = 0; layer < layers; layer++, number++) {
-        Decode step = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, partial, lse, arrived,
-                       KV_HEADS, splits, scale * LOG2_E};
+        Decode step = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, KV_HEADS, scale * LOG2_E};
         normalise(value, weight, eps, x, reduce);
         take_columns<HIDDEN>(x, columns);
         load_weights(norms[2 * layer + 1], weight);
@@ -470,18 +538,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS)
             hand_on(qkv + share.first + r, __float_as_uint(row_sum<HIDDEN>(sums, r)), number);
 
-        if (context <= LEAST_KEYS) {  // one split: a block for each query head
-            for (int head = blockIdx.x; head < GROUP * KV_HEADS; head += gridDim.x)
-                attend<1>(step, qkv, heads, table, context, head, 0, turns, number, token_floats, work);
-        } else {
-            for (int item = blockIdx.x; item < splits * KV_HEADS; item += gridDim.x) {
-                int split = item / KV_HEADS, first_block = split * keys_of_split(context, splits) / BLOCK_SIZE;
-                bool near = item == blockIdx.x && keys_of_split(context, splits) <= TABLE * BLOCK_SIZE;
-                attend<GROUP>(step, qkv, heads, near ? table - first_block : block_table, context,
-                              item % KV_HEADS * GROUP, split, turns, number, token_floats, work);
-            }
-        }
-        if (layer + 1 < layers) prefetch_keys(step, layer_stride, block_table, context);
+        if (context <= FEW_KEYS)
+            attend<1, 1>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+        else if (context <= SOME_KEYS)
+            attend<1, FEW_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+        else
+            attend<GROUP, MANY_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
+                                       work);
         receive_packed<HEADS_WIDTH>(heads, number, x);
         take_columns<HEADS_WIDTH>(x, columns);
         multiply<HEADS_WIDTH, 0>(ring, weights[4 * layer + 1], rows, columns, sums);

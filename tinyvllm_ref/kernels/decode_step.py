@@ -16,6 +16,7 @@ PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
 _WARPS, _STAGES, _LEAST_STAGES = 8, 6, 2  # of the ring: as many as there is memory for
 _SHARED_BYTES = (227 << 10) - 4096  # that a block may have, of compute capability 9.0
 _MIN_CAPABILITY = 90
+_MOST_SPLITS = 16  # blocks that share the keys of a head: MANY_SPLITS of decode_step.cu
 
 _contract = Contract(
     "decode_step",
@@ -81,11 +82,11 @@ class DecodeStep:
         self._norms = _addresses([*norms, weights["norm"]])
         self._blocks = blocks or _default_blocks()
         self._warps, self._stages, self._shared = _layout(config, self._blocks)
-        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        splits = max(1, self._blocks // kv_heads) if is_gpu else 3
-        self._scratch = attention.DecodeScratch(1, heads, kv_heads, dim, splits)
+        heads, dim = config.num_attention_heads, config.head_dim
         words = config.q_size + 2 * config.kv_size + config.q_size // 2 + 2 * config.hidden_size
         words += config.intermediate_size // 2
+        # Attention over many keys is shared by blocks, which exchange their parts: as decode_step.cu says.
+        words += heads * (dim + 2) * _MOST_SPLITS
         self._exchange = cp.zeros(words, np.uint64)
         self._candidates = cp.empty((self._blocks, 2), np.float32)
         self._meeting = cp.asarray(np.array([1, 0], np.uint32))  # exchange 0 is what zeros would belong to
@@ -105,7 +106,9 @@ class DecodeStep:
         if is_gpu and int(cp.cuda.Device().compute_capability) < _MIN_CAPABILITY:
             return f"compute capability is {cp.cuda.Device().compute_capability}; it must be {_MIN_CAPABILITY} or more"
         if blocks is not None and not 1 <= blocks <= _default_blocks():
-            return f"blocks is {blocks}; it must be from 1 to {_default_blocks()}, for all run at the same time"
+            return (
+                f"blocks is {blocks}; it must be from 1 to {_default_blocks()}, for all run at the same time"
+            )
         shared = _layout(config, blocks or _default_blocks())[2]
         if shared > _SHARED_BYTES:
             return f"the shared memory of a block is {shared}; it must be at most {_SHARED_BYTES}"
@@ -165,12 +168,15 @@ class DecodeStep:
         shared = self._shared
         if compiled.max_dynamic_shared_size_bytes < shared:
             compiled.max_dynamic_shared_size_bytes = shared
-        s = self._scratch
         args = (
             *(ids, block_table, context_len, self._matrices, self._norms, self._weights["embed_tokens"]),
-            *(self._weights["inv_freq"], keys, values, self._exchange, s.partial, s.lse, s.arrived),
+            *(self._weights["inv_freq"], keys, values, self._exchange),
             *(logits, self._candidates, chosen, self._meeting, np.int64(keys[0].size)),
-            *(Int(config.num_hidden_layers), Int(config.vocab_size), Int(s.splits), Int(_sums(config, self._blocks))),
+            *(
+                Int(config.num_hidden_layers),
+                Int(config.vocab_size),
+                Int(_sums(config, self._blocks)),
+            ),
             *(Float(config.rms_norm_eps), Float(config.head_dim**-0.5)),
         )
         block = 32 * (self._warps + is_gpu)  # on a card one warp does nothing but copy
