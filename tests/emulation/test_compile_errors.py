@@ -39,6 +39,19 @@ def test_the_caret_is_right_behind_a_shared_declaration():
     assert lines[2].index("^") == lines[1].index("wrong")
 
 
+@pytest.mark.parametrize("name", ["INFINITY", "NAN", "FLT_MAX", "INT_MAX", "M_PI", "CUDART_INF_F", "NULL"])
+@pytest.mark.parametrize("header", ["", "#include <math_constants.h>\n"])
+def test_a_constant_is_known_where_nvrtc_knows_it(name, header):
+    code = header + f'extern "C" __global__ void k(float* x) {{\n    x[0] = (float)(long long)({name});\n}}'
+    folder = nvrtc.header_folder()
+    truth = nvrtc.compile_source(code, "compute_90", [f"-I{folder}"])
+    if truth.ok:
+        cp.RawKernel(code, "k").compile()
+    else:
+        assert f'"{name}" is undefined' in truth.log
+        assert f"'{name}'" in message(code)
+
+
 def test_every_error_is_there_with_its_own_line():
     code = 'extern "C" __global__ void k(float* x) {\n    x[0] = a;\n\n    /* two\n lines */ x[1] = b;\n}'
     text = message(code)

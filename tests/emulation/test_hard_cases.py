@@ -226,3 +226,29 @@ def test_memory_that_the_c_library_fills(name):
     else:
         with pytest.raises(getattr(cp, fault)):
             kernel((1,), (64,), (x, out, np.int32(256)))
+
+
+@pytest.mark.parametrize("declared", ["extern __shared__ float s[];", "__shared__ float s[8];"])
+def test_behind_shared_memory_lies_no_right_value(declared):
+    """Without the checks a read off the end is wrong each time, on a worker that is new as on one that is not."""
+    code = f"""
+    extern "C" __global__ void k(float* out) {{
+        {declared}
+        s[threadIdx.x] = 1.0f;
+        __syncthreads();
+        out[threadIdx.x] = s[threadIdx.x + 8];
+    }}"""
+    kernel, found = cp.RawKernel(code, "k"), []
+
+    def launch() -> None:
+        with cp.checks("fast"):
+            for _ in range(2):
+                out = cp.zeros(8, np.float32)
+                kernel((1,), (8,), (out,), shared_mem=32 if "extern" in declared else 0)
+                found.append(cp.asnumpy(out))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert len(found) == 2
+    assert np.isnan(found).all()

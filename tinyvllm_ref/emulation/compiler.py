@@ -297,9 +297,8 @@ def _build(target: Path, unit: str, translation: Translation, options: tuple[str
     compiler = toolchain.find()
     flags = [*_sort_options(options, translation.source)[0], *_mode_flags(compiler, mode, translation.source)]
     flags += ["-nostdinc", "-isystem", str(_INCLUDE), "-isystem", str(native.SOURCE_FOLDER)]
-    if (
-        compiler.family == "zig" and compiler.is_macos
-    ):  # it looks for headers wherever it may link a C library
+    # `zig c++` looks for headers of a C library wherever it may link one.
+    if compiler.family == "zig" and compiler.is_macos:
         flags += ["-nostdlib"]
     with tempfile.TemporaryDirectory(prefix="tinyvllm-") as work:
         source, made = Path(work) / "unit.cpp", Path(work) / "unit.so"

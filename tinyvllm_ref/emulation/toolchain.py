@@ -213,10 +213,9 @@ def _loaded_c_libraries() -> tuple[Path, ...]:
     with contextlib.suppress(OSError):
         ctypes.CDLL("libm.so.6")  # glibc's, where nothing has needed it so far
     text = Path("/proc/self/maps").read_text()
-    loaded = dict.fromkeys(
-        re.findall(r"^.* (/\S*/(?:libc|libm|ld)[-.](?:\S*\.)?so[.\d]*)$", text, re.MULTILINE)
-    )
-    return tuple(Path(path) for path in loaded)
+    # An upgrade that replaces a library while this process runs leaves "(deleted)" behind its name.
+    names = r"^.* (/\S*/(?:libc|libm|ld)[-.](?:\S*\.)?so[.\d]*)(?: \(deleted\))?$"
+    return tuple(Path(path) for path in dict.fromkeys(re.findall(names, text, re.MULTILINE)))
 
 
 def _version(command: list[str], argument: str = "--version") -> str | None:
