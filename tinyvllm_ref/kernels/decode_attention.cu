@@ -4,14 +4,15 @@
 // HEAD_DIM, GROUP and BLOCK_SIZE are given to the compiler: decode_attention.cuh.
 //
 // Launch: grid (splits, Hk, B), block of whole warps, ATTENTION_FLOATS(warps) floats of dynamic shared memory. A block
-// works on the GROUP query heads of one KV head of one request, and on one split of its keys; a thread on eight columns
-// of some of the keys. Blocks of splits that a request is too short for return at once.
+// works on the GROUP query heads of one KV head of one request, and on one split of its keys; a warp on 16
+// of the keys at a time. Blocks of splits that a request is too short for return at once.
 // Reads qkv (B, (Hq + 2 Hk) * D) float32, block_tables (B, max_blocks) int32, context_lens (B,) int32 (the new token
 // included; 0 for a row that pads the batch: it is left alone), inv_freq (D/2,) float32. Writes key_cache and
 // value_cache (NB, BS, Hk, D) bf16 at the new tokens' slots, out (B, Hq, D) bf16, and scratch memory: partial
 // (B, Hk, splits, GROUP, D), lse (B, Hk, splits, GROUP) float32, arrived (B, Hk) uint32, which is zeros again at the end.
-#define UNROLL 2
+#ifndef LEAST_KEYS
 #define LEAST_KEYS 256  // of a split: fewer are not worth a block
+#endif
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
 
@@ -69,14 +70,14 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
         BLOCK_BARRIER();  // the turns are there
         return token;
     };
-    auto seen = attend_keys<GROUP>(step, block_tables + (size_t)request * max_blocks, context, kv_head,
+    auto seen = attend_keys(step, block_tables + (size_t)request * max_blocks, context, kv_head,
                                    split * keys_each, (split + 1) * keys_each, true, scratch, await);
     size_t pair = (size_t)request * kv_heads + kv_head;  // of request and KV head
     bf16* heads = out + pair * GROUP * HEAD_DIM;
     if (active == 1) {
         for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * blockDim.x) {
             Part part = seen.part(p);
-            *(unsigned*)(heads + p) = pack2(part.a, part.b);
+            *(unsigned*)(heads + p) = pack_bf16(part.a, part.b);
         }
         return;
     }
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
     __threadfence();  // and we see what the others wrote before they were counted
     for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * blockDim.x) {
         Part part = mine.merged(active, p);
-        *(unsigned*)(heads + p) = pack2(part.a, part.b);
+        *(unsigned*)(heads + p) = pack_bf16(part.a, part.b);
     }
     if (threadIdx.x == 0) *mine.arrived = 0u;
 }

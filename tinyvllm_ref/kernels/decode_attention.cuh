@@ -5,16 +5,21 @@
 // HEAD_DIM (a multiple of 16, at most 256), GROUP (query heads of a KV head, at most 8) and BLOCK_SIZE (token slots of
 // a block of the cache) are given to the compiler.
 //
-// HEADS query heads are worked on together, of one KV head (all GROUP of them, or fewer). A key is shared by LANES lanes
-// of a warp, eight columns each, so that one 16-byte load a lane brings it; a warp looks at AT_ONCE keys side by side,
-// and has UNROLL times as many on their way, the first of them before the query is known. Each set of LANES lanes keeps
-// an online softmax of its own keys for all HEADS in registers: there is no barrier until the keys are done with. The
-// sets of a warp are then merged by shuffles, the warps through shared memory. Scores are kept in base 2: their scale
-// has log2(e) in it.
+// The GROUP query heads of a KV head are worked on together, on tensor cores: a warp takes CHUNK keys at a time. Scores
+// are one product, queries (heads x columns) times keys; outputs another, values (columns x keys) times weights. Neither
+// keys nor values go through shared memory: in which order a sum takes its columns does not matter, so a lane loads 16
+// bytes of a key (eight columns, which count as its share of two products), and 16 bytes of a value, whose eight columns
+// become eight rows of four products. Queries and weights are rounded to bf16, sums are float32. Each warp keeps an
+// online softmax of its own keys; there is no barrier until the keys are done with, and the first keys are on their way
+// before the query is known. Scores are kept in base 2: their scale has log2(e) in it.
 #include "common.cuh"
+#include "tensor_core.cuh"
 
-#define LANES (HEAD_DIM <= 16 ? 2 : HEAD_DIM <= 32 ? 4 : HEAD_DIM <= 64 ? 8 : HEAD_DIM <= 128 ? 16 : 32)
-#define AT_ONCE (32 / LANES)
+#define CHUNK 16                          // keys: two tiles of eight scores, one of sixteen weights
+#define KEY_PARTS ((HEAD_DIM + 31) / 32)  // of 32 columns: four lanes with eight each
+#define VALUE_PARTS ((HEAD_DIM + 63) / 64)  // of 64 columns: eight lanes with eight each
+#define TILES (4 * VALUE_PARTS)           // of sixteen columns, of the outputs
+#define AHEAD (HEAD_DIM <= 64)            // whether registers hold the next chunk while one is looked at
 #define HALF (HEAD_DIM / 2)
 #define LOG2_E 1.4426950408889634f
 
@@ -22,9 +27,6 @@
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS ((int)blockDim.x)
 #define BLOCK_BARRIER() __syncthreads()
-#endif
-#ifndef UNROLL
-#define UNROLL 4
 #endif
 // What another block wrote in this launch: read from the L2 cache, which all multiprocessors share.
 __device__ __forceinline__ float load_fresh(const float* from) {
@@ -65,13 +67,9 @@ __device__ __forceinline__ void load_turned(const float* head, int first, const 
     }
 }
 
-__device__ __forceinline__ unsigned pack2(float low, float high) {
-    return (unsigned)float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16;
-}
-
-__device__ __forceinline__ void store8(const float (&from)[8], bf16* to) {
-    *(uint4*)to = make_uint4(pack2(from[0], from[1]), pack2(from[2], from[3]), pack2(from[4], from[5]),
-                             pack2(from[6], from[7]));
+__device__ __forceinline__ uint4 pack8(const float (&from)[8]) {
+    return make_uint4(pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
+                      pack_bf16(from[6], from[7]));
 }
 
 // exp2 of x - peak, where both may be -infinity.
@@ -91,115 +89,155 @@ struct Decode {
 
 // One request's new token, for one KV head: the products, not turned yet; and the turns of its position.
 struct NewToken {
-    const float *queries, *key, *value;  // (HEADS, D), (D,), (D,)
+    const float *queries, *key, *value;  // (GROUP, D), (D,), (D,)
     const float *cosines, *sines;        // (D/2,) each
 };
 
-// This lane's columns of UNROLL keys and values, with zeros for those past `end`.
-struct Keys {
-    uint4 key[UNROLL], value[UNROLL];
+// The two lower halves of two registers, and the two upper ones.
+__device__ __forceinline__ unsigned lower_halves(unsigned x, unsigned y) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(x, y, 0x5410);
+#else
+    return (x & 0xffffu) | y << 16;
+#endif
+}
 
-    __device__ __forceinline__ void load(const Decode& step, const int* table, int kv_head, int start, int end) {
-        int mine = threadIdx.x % 32 / LANES, column = threadIdx.x % LANES * 8;
+__device__ __forceinline__ unsigned upper_halves(unsigned x, unsigned y) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(x, y, 0x7632);
+#else
+    return x >> 16 | (y & 0xffff0000u);
+#endif
+}
+
+// This lane's part of CHUNK keys and values. With row = lane / 4 and quarter = lane % 4 it has keys row and row + 8, of
+// which columns 8 * quarter to 8 * quarter + 7 of each 32; and values 2 * quarter, 2 * quarter + 1, 2 * quarter + 8 and
+// 2 * quarter + 9, of which columns 8 * row to 8 * row + 7 of each 64.
+struct Chunk {
+    uint4 key[2][KEY_PARTS], value[4][VALUE_PARTS];
+
+    __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            int j = start + u * AT_ONCE + mine;
-            key[u] = value[u] = make_uint4(0u, 0u, 0u, 0u);
-            if (j < end && column < HEAD_DIM) {
-                size_t at = offset_of(table, j, kv_head, step.kv_heads, column);
-                key[u] = *(const uint4*)(step.keys + at);
-                value[u] = *(const uint4*)(step.values + at);
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int part = 0; part < KEY_PARTS; part++) key[k][part] = make_uint4(0u, 0u, 0u, 0u);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int part = 0; part < VALUE_PARTS; part++) value[k][part] = make_uint4(0u, 0u, 0u, 0u);
+    }
+
+    // Which key of the chunk value[k] belongs to.
+    static __device__ __forceinline__ int place(int k) { return threadIdx.x % 4 * 2 + k % 2 + k / 2 * 8; }
+
+    // Keys start to start + CHUNK - 1; zeros from `end` on. `start` is a multiple of CHUNK.
+    __device__ __forceinline__ void load(const Decode& step, const int* table, int kv_head, int start, int end) {
+        int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+        clear();
+        // Where a chunk is all in one block of the cache, the table is looked at once.
+        const size_t base = BLOCK_SIZE % CHUNK == 0 && start < end ? offset_of(table, start, kv_head, step.kv_heads, 0) : 0;
+        const size_t stride = (size_t)step.kv_heads * HEAD_DIM;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int j = row + 8 * k;
+            if (start + j < end) {
+                size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
+                                                    : offset_of(table, start + j, kv_head, step.kv_heads, 0);
+#pragma unroll
+                for (int part = 0; part < KEY_PARTS; part++)
+                    if (part * 32 + quarter * 8 < HEAD_DIM)
+                        key[k][part] = *(const uint4*)(step.keys + at + part * 32 + quarter * 8);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            int j = place(k);
+            if (start + j < end) {
+                size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
+                                                    : offset_of(table, start + j, kv_head, step.kv_heads, 0);
+#pragma unroll
+                for (int part = 0; part < VALUE_PARTS; part++)
+                    if (part * 64 + row * 8 < HEAD_DIM)
+                        value[k][part] = *(const uint4*)(step.values + at + part * 64 + row * 8);
             }
         }
     }
 };
 
-// The attention so far of one set of lanes.
-template <int HEADS>
+// A warp's attention so far. Scores: a lane has those of head row = lane / 4. Outputs: output[t] has columns 8 * row +
+// 2 * t and the next one (of each 64) of heads 2 * quarter and 2 * quarter + 1, as tensor_core.cuh lays out a sum.
 struct Seen {
-    float peak[HEADS], sum[HEADS], total[HEADS][8];
+    uint4 query[KEY_PARTS];  // of head row, as the keys' columns
+    float peak, sum;         // of head row; the sum over this lane's keys
+    float output[TILES][4];
 
-    __device__ __forceinline__ Seen() {
+    __device__ __forceinline__ explicit Seen(const NewToken& token) : peak(-infinity()), sum(0.0f) {
+        int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            peak[h] = -infinity();
-            sum[h] = 0.0f;
-#pragma unroll
-            for (int c = 0; c < 8; c++) total[h][c] = 0.0f;
+        for (int part = 0; part < KEY_PARTS; part++) {
+            int column = part * 32 + quarter * 8;
+            float eight[8] = {};
+            if (row < GROUP && column < HEAD_DIM)
+                load_turned(token.queries + row * HEAD_DIM, column, token.cosines, token.sines, eight);
+            query[part] = pack8(eight);
         }
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) output[t][k] = 0.0f;
     }
 
-    // COUNT keys and values of this set, of which those from `valid` on do not count.
-    template <int COUNT>
-    __device__ __forceinline__ void look(const float (&query)[HEADS][8], const uint4* key, const uint4* value, int valid) {
-        float score[COUNT][HEADS];
+    // The first `count` keys of a chunk.
+    __device__ __forceinline__ void look(const Chunk& chunk, int count, float scale) {
+        int quarter = threadIdx.x % 4;
+        float score[2][4] = {};  // of keys 2 * quarter and the next, of either eight; the other two are no heads
 #pragma unroll
-        for (int u = 0; u < COUNT; u++) {
-            float k[8];
-            load8((const bf16*)(key + u), k);
+        for (int tile = 0; tile < 2; tile++)
 #pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                float dot = 0.0f;
+            for (int part = 0; part < KEY_PARTS; part++) {
+                const unsigned first[4] = {query[part].x, 0u, query[part].y, 0u};
+                const unsigned second[4] = {query[part].z, 0u, query[part].w, 0u};
+                multiply_add(score[tile], first, chunk.key[tile][part].x, chunk.key[tile][part].y);
+                multiply_add(score[tile], second, chunk.key[tile][part].z, chunk.key[tile][part].w);
+            }
+        float highest = peak;
 #pragma unroll
-                for (int c = 0; c < 8; c++) dot += query[h][c] * k[c];
+        for (int k = 0; k < 4; k++) {
+            float& mine = score[k / 2][k % 2];
+            mine = Chunk::place(k) < count ? mine * scale : -infinity();
+            highest = fmaxf(highest, mine);
+        }
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+        if (__any_sync(0xffffffffu, highest > peak)) {  // mostly not: the largest score soon stays what it is
+            float shrink = weight_of(peak, highest);
+            sum *= shrink;
+            float even = __shfl_sync(0xffffffffu, shrink, quarter * 8), odd = __shfl_sync(0xffffffffu, shrink, quarter * 8 + 4);
 #pragma unroll
-                for (int other = 1; other < LANES; other *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, other);
-                score[u][h] = u < valid ? dot : -infinity();
+            for (int t = 0; t < TILES; t++) {
+                output[t][0] *= even;
+                output[t][1] *= odd;
+                output[t][2] *= even;
+                output[t][3] *= odd;
             }
         }
-        bool rises = false;
-        float before[HEADS];
+        peak = highest;
+        float base = peak == -infinity() ? 0.0f : peak, weight[4];
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            before[h] = peak[h];
+        for (int k = 0; k < 4; k++) sum += weight[k] = exp2f(score[k / 2][k % 2] - base);
+        unsigned low = pack_bf16(weight[0], weight[1]), high = pack_bf16(weight[2], weight[3]);
 #pragma unroll
-            for (int u = 0; u < COUNT; u++) peak[h] = fmaxf(peak[h], score[u][h]);
-            rises |= peak[h] > before[h];
-        }
-        if (__any_sync(0xffffffffu, rises)) {  // mostly not: the largest score soon stays what it is
+        for (int part = 0; part < VALUE_PARTS; part++) {
+            const unsigned* v[4];
 #pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                float shrink = weight_of(before[h], peak[h]);
-                sum[h] *= shrink;
+            for (int k = 0; k < 4; k++) v[k] = &chunk.value[k][part].x;
 #pragma unroll
-                for (int c = 0; c < 8; c++) total[h][c] *= shrink;
+            for (int t = 0; t < 4; t++) {
+                const unsigned columns[4] = {lower_halves(v[0][t], v[1][t]), upper_halves(v[0][t], v[1][t]),
+                                             lower_halves(v[2][t], v[3][t]), upper_halves(v[2][t], v[3][t])};
+                multiply_add(output[4 * part + t], columns, low, high);
             }
         }
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            float base = peak[h] == -infinity() ? 0.0f : peak[h];
-#pragma unroll
-            for (int u = 0; u < COUNT; u++) sum[h] += score[u][h] = exp2f(score[u][h] - base);
-        }
-#pragma unroll
-        for (int u = 0; u < COUNT; u++) {
-            float v[8];
-            load8((const bf16*)(value + u), v);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++)
-#pragma unroll
-                for (int c = 0; c < 8; c++) total[h][c] += score[u][h] * v[c];
-        }
-    }
-
-    // The sets of lanes of a warp become one: afterwards every set holds the same.
-    __device__ __forceinline__ void merge_within_warp() {
-#pragma unroll
-        for (int h = 0; h < HEADS; h++)
-#pragma unroll
-            for (int other = LANES; other < 32; other *= 2) {
-                float their_peak = __shfl_xor_sync(0xffffffffu, peak[h], other);
-                float their_sum = __shfl_xor_sync(0xffffffffu, sum[h], other);
-                float highest = fmaxf(peak[h], their_peak);
-                float ours = weight_of(peak[h], highest), theirs = weight_of(their_peak, highest);
-                peak[h] = highest;
-                sum[h] = sum[h] * ours + their_sum * theirs;
-#pragma unroll
-                for (int c = 0; c < 8; c++) {
-                    float their_total = __shfl_xor_sync(0xffffffffu, total[h][c], other);
-                    total[h][c] = total[h][c] * ours + their_total * theirs;
-                }
-            }
     }
 };
 
@@ -212,26 +250,47 @@ struct Part {
 };
 
 // What the warps of a block have seen, in shared memory.
-template <int HEADS>
 struct SeenByBlock {
     float *totals, *peaks, *sums;
 
     __device__ __forceinline__ explicit SeenByBlock(float* scratch) {
         int warps = BLOCK_THREADS / 32;
         totals = scratch;
-        peaks = totals + warps * HEADS * HEAD_DIM;
-        sums = peaks + warps * HEADS;
+        peaks = totals + warps * GROUP * HEAD_DIM;
+        sums = peaks + warps * GROUP;
     }
 
-    // Columns p and p + 1 of the HEADS heads side by side.
+    __device__ __forceinline__ void put(const Seen& seen) {
+        int warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            int column = t / 4 * 64 + row * 8 + t % 4 * 2;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                int head = 2 * quarter + k;
+                if (head < GROUP && column < HEAD_DIM)
+                    *(float2*)(totals + (warp * GROUP + head) * HEAD_DIM + column) =
+                        make_float2(seen.output[t][k], seen.output[t][2 + k]);
+            }
+        }
+        float sum = seen.sum;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (quarter == 0 && row < GROUP) {
+            peaks[warp * GROUP + row] = seen.peak;
+            sums[warp * GROUP + row] = sum;
+        }
+    }
+
+    // Columns p and p + 1 of the GROUP heads side by side.
     __device__ __forceinline__ Part part(int p) const {
         int h = p / HEAD_DIM, warps = BLOCK_THREADS / 32;
         float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
-        for (int w = 0; w < warps; w++) peak = fmaxf(peak, peaks[w * HEADS + h]);
+        for (int w = 0; w < warps; w++) peak = fmaxf(peak, peaks[w * GROUP + h]);
         for (int w = 0; w < warps; w++) {
-            float weight = weight_of(peaks[w * HEADS + h], peak);
-            float2 total = *(const float2*)(totals + w * HEADS * HEAD_DIM + p);
-            sum += sums[w * HEADS + h] * weight;
+            float weight = weight_of(peaks[w * GROUP + h], peak);
+            float2 total = *(const float2*)(totals + w * GROUP * HEAD_DIM + p);
+            sum += sums[w * GROUP + h] * weight;
             a += total.x * weight;
             b += total.y * weight;
         }
@@ -239,69 +298,62 @@ struct SeenByBlock {
     }
 };
 
-// Keys begin to end - 1 of KV head `kv_head`, the new token among them if it is there; `context` counts
-// the new token. Keys are on their way before await() is called, which returns the NewToken; it has a barrier in it where
-// it needs one. Where `writes`, the new key and value go to the cache. All BLOCK_THREADS threads call it; a barrier
+// Keys begin to end - 1 of KV head `kv_head`, the new token among them if it is there; `context` counts it, `begin` is a
+// multiple of CHUNK. Keys are on their way before await() is called, which returns the NewToken; it has a barrier in it
+// where it needs one. Where `writes`, the new key and value go to the cache. All BLOCK_THREADS threads call it; a barrier
 // ends it.
-template <int HEADS, class Await>
-__device__ __forceinline__ SeenByBlock<HEADS> attend_keys(const Decode& step, const int* table, int context, int kv_head,
-                                                          int begin, int end, bool writes, float* scratch, Await await) {
-    int warp = threadIdx.x / 32, warps = BLOCK_THREADS / 32, lane = threadIdx.x % 32, column = lane % LANES * 8;
+template <class Await>
+__device__ __forceinline__ SeenByBlock attend_keys(const Decode& step, const int* table, int context, int kv_head,
+                                                   int begin, int end, bool writes, float* scratch, Await await) {
+    int warp = threadIdx.x / 32, warps = BLOCK_THREADS / 32;
     bool newest = begin < context && end >= context;
     end = min(end, context - 1);
-    Keys keys;
-    int start = begin + warp * AT_ONCE * UNROLL;
-    keys.load(step, table, kv_head, start, end);
+    Chunk chunk;
+    int start = begin + warp * CHUNK;
+    chunk.load(step, table, kv_head, start, end);
     NewToken token = await();
-    float query[HEADS][8] = {};
-    if (column < HEAD_DIM) {
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            load_turned(token.queries + h * HEAD_DIM, column, token.cosines, token.sines, query[h]);
-#pragma unroll
-            for (int c = 0; c < 8; c++) query[h][c] *= step.scale;
-        }
-    }
-    Seen<HEADS> seen;
+    Seen seen(token);
     while (start < end) {
-        int next = start + warps * AT_ONCE * UNROLL;
-        Keys following;
-        following.load(step, table, kv_head, next, end);  // while these are looked at
-        int valid = (end - start - lane / LANES + AT_ONCE - 1) / AT_ONCE;
-        seen.template look<UNROLL>(query, keys.key, keys.value, end - start > lane / LANES ? valid : 0);
-        keys = following;
+        int next = start + warps * CHUNK;
+        if (AHEAD) {
+            Chunk following;
+            following.load(step, table, kv_head, next, end);  // while these are looked at
+            seen.look(chunk, end - start, step.scale);
+            chunk = following;
+        } else {
+            seen.look(chunk, end - start, step.scale);
+            chunk.load(step, table, kv_head, next, end);
+        }
         start = next;
     }
-    if (newest && warp == 0) {
-        float key[8] = {}, value[8] = {};
-        if (column < HEAD_DIM) {
-            load_turned(token.key, column, token.cosines, token.sines, key);
-            load_floats(token.value + column, value);
-        }
-        uint4 rounded[2];
-        store8(key, (bf16*)&rounded[0]);
-        store8(value, (bf16*)&rounded[1]);
-        seen.template look<1>(query, rounded, rounded + 1, lane < LANES);
-        if (writes && lane < LANES && column < HEAD_DIM) {
-            size_t at = offset_of(table, context - 1, kv_head, step.kv_heads, column);
-            *(uint4*)(step.keys + at) = rounded[0];
-            *(uint4*)(step.values + at) = rounded[1];
-        }
-    }
-    seen.merge_within_warp();
-    SeenByBlock<HEADS> block(scratch);
-    if (lane < LANES && column < HEAD_DIM) {
+    if (newest && warp == 0) {  // a chunk of one key
+        int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+        size_t at = offset_of(table, context - 1, kv_head, step.kv_heads, 0);
+        chunk.clear();
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            float4* to = (float4*)(block.totals + (warp * HEADS + h) * HEAD_DIM + column);
-            to[0] = make_float4(seen.total[h][0], seen.total[h][1], seen.total[h][2], seen.total[h][3]);
-            to[1] = make_float4(seen.total[h][4], seen.total[h][5], seen.total[h][6], seen.total[h][7]);
-            if (lane == 0) {
-                block.peaks[warp * HEADS + h] = seen.peak[h];
-                block.sums[warp * HEADS + h] = seen.sum[h];
+        for (int part = 0; part < KEY_PARTS; part++) {
+            int column = part * 32 + quarter * 8;
+            if (row == 0 && column < HEAD_DIM) {
+                float eight[8];
+                load_turned(token.key, column, token.cosines, token.sines, eight);
+                chunk.key[0][part] = pack8(eight);
+                if (writes) *(uint4*)(step.keys + at + column) = chunk.key[0][part];
             }
         }
+#pragma unroll
+        for (int part = 0; part < VALUE_PARTS; part++) {
+            int column = part * 64 + row * 8;
+            if (quarter == 0 && column < HEAD_DIM) {
+                float eight[8];
+                load_floats(token.value + column, eight);
+                chunk.value[0][part] = pack8(eight);
+                if (writes) *(uint4*)(step.values + at + column) = chunk.value[0][part];
+            }
+        }
+        seen.look(chunk, 1, step.scale);
     }
+    SeenByBlock block(scratch);
+    block.put(seen);
     BLOCK_BARRIER();
     return block;
 }

@@ -29,7 +29,6 @@
 #else
 #define BLOCK_BARRIER() __syncthreads()
 #endif
-#define UNROLL 2
 #include "bulk_copy.cuh"
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
@@ -43,18 +42,19 @@
 #define IN_FLIGHT_LM_HEAD 4
 #define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
 #define TABLE 512   // blocks of the cache whose numbers a block keeps
-// How attention is divided, by the length of the context: a block for each query head; several blocks for each query
-// head, which read the same keys from the L2 cache; or several for each KV head.
-#define FEW_KEYS 512
-#define SOME_KEYS 2048
+// Over how many blocks the keys of a KV head are spread, by the length of the context.
+// A split begins with a chunk and with a block of the cache.
+#define ALIGNMENT (BLOCK_SIZE % CHUNK == 0 ? BLOCK_SIZE : BLOCK_SIZE * CHUNK)
+#define FEW_KEYS 256
+#define SOME_KEYS 1024
 #define FEW_SPLITS 4
 #define MANY_SPLITS 16
-#define PARTS(heads, splits) (GROUP * KV_HEADS / (heads) * (splits) * (heads) * (HEAD_DIM + 2))  // words
+#define PARTS (KV_HEADS * MANY_SPLITS * GROUP * (HEAD_DIM + 2))  // words
 #define HEADS_WIDTH (GROUP * KV_HEADS * HEAD_DIM)
 #define KV_WIDTH (KV_HEADS * HEAD_DIM)
 #define QKV_ROWS (HEADS_WIDTH + 2 * KV_WIDTH)
 #define EXCHANGE_WORDS \
-    (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN + MOST(PARTS(1, FEW_SPLITS), PARTS(GROUP, MANY_SPLITS)))
+    (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN + PARTS)
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 // Into how many pieces a row is cut: a power of two, so that a warp has the same piece of all its rows.
@@ -287,16 +287,14 @@ __device__ __forceinline__ void receive_packed(const Word* from, unsigned exchan
     BLOCK_BARRIER();
 }
 
-// The products of some query heads, from `head` on, and of their KV head's key and value: (HEADS + 2, D) float32.
-template <int HEADS>
-__device__ __forceinline__ void receive_heads(const Word* qkv, int head, unsigned exchange, float* to) {
+// The products of a KV head: the queries of its group, its key and its value, (GROUP + 2, D) float32.
+__device__ __forceinline__ void receive_heads(const Word* qkv, int kv_head, unsigned exchange, float* to) {
 #ifndef __CUDA_ARCH__
     __syncthreads();
 #endif
-    for (int word = 2 * threadIdx.x; word < (HEADS + 2) * HEAD_DIM; word += 2 * BLOCK_THREADS) {
-        int row = head * HEAD_DIM + word;
-        if (word >= HEADS * HEAD_DIM) row = HEADS_WIDTH + head / GROUP * HEAD_DIM + word - HEADS * HEAD_DIM;
-        if (word >= (HEADS + 1) * HEAD_DIM) row += KV_WIDTH - HEAD_DIM;
+    for (int word = 2 * threadIdx.x; word < (GROUP + 2) * HEAD_DIM; word += 2 * BLOCK_THREADS) {
+        int head = word / HEAD_DIM, row = kv_head * GROUP * HEAD_DIM + word;
+        if (head >= GROUP) row = HEADS_WIDTH + (head - GROUP) * KV_WIDTH + kv_head * HEAD_DIM + word % HEAD_DIM;
         unsigned a, b;
         while (!look(qkv + row, exchange, a, b)) {}
         *(float2*)(to + word) = make_float2(__uint_as_float(a), __uint_as_float(b));
@@ -304,42 +302,42 @@ __device__ __forceinline__ void receive_heads(const Word* qkv, int head, unsigne
     BLOCK_BARRIER();
 }
 
-// A division of the attention: blocks for HEADS query heads at a time, SPLITS of them for the same heads.
-template <int HEADS, int SPLITS>
+// A division of the attention: SPLITS blocks for each KV head.
+template <int SPLITS>
 struct Division {
-    static constexpr int ITEMS = GROUP * KV_HEADS / HEADS * SPLITS, STRIDE = HEADS * (HEAD_DIM + 2);
+    static constexpr int ITEMS = KV_HEADS * SPLITS, STRIDE = GROUP * (HEAD_DIM + 2);
     int keys_each;
 
     __device__ __forceinline__ explicit Division(int context)
-        : keys_each(SPLITS == 1 ? context : ((context + SPLITS - 1) / SPLITS + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE) {}
+        : keys_each(((context + SPLITS - 1) / SPLITS + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT) {}
 
-    __device__ __forceinline__ int head(int item) const { return item / SPLITS * HEADS; }
+    __device__ __forceinline__ int kv_head(int item) const { return item / SPLITS; }
     __device__ __forceinline__ int begin(int item) const { return item % SPLITS * keys_each; }
 
     // What a block has found goes to the others of the same heads; each merges some columns and hands them on.
-    __device__ __forceinline__ void finish(const SeenByBlock<HEADS>& seen, Word* parts, Word* heads, int item,
+    __device__ __forceinline__ void finish(const SeenByBlock& seen, Word* parts, Word* heads, int item,
                                            unsigned exchange) const {
-        Word* to = heads + head(item) * HEAD_DIM / 2;
+        Word* to = heads + kv_head(item) * GROUP * HEAD_DIM / 2;
         Word* mine = parts + (size_t)item * STRIDE;
-        for (int p = 2 * threadIdx.x; p < HEADS * HEAD_DIM; p += 2 * BLOCK_THREADS) {
+        for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * BLOCK_THREADS) {
             Part part = seen.part(p);
             if (SPLITS == 1) {
-                hand_on(to + p / 2, pack2(part.a, part.b), exchange);
+                hand_on(to + p / 2, pack_bf16(part.a, part.b), exchange);
                 continue;
             }
             hand_on(mine + p, __float_as_uint(part.a), exchange);
             hand_on(mine + p + 1, __float_as_uint(part.b), exchange);
             if (p % HEAD_DIM == 0)
                 for (int k = 0; k < 2; k++)  // twice: words are read in pairs
-                    hand_on(mine + HEADS * HEAD_DIM + p / HEAD_DIM * 2 + k, __float_as_uint(part.lse), exchange);
+                    hand_on(mine + GROUP * HEAD_DIM + p / HEAD_DIM * 2 + k, __float_as_uint(part.lse), exchange);
         }
     }
 
     // The columns that this block merges; those of a block with no keys of its own, too.
     __device__ __forceinline__ void merge(const Word* parts, Word* heads, int item, unsigned exchange) const {
-        constexpr int EACH = (HEADS * HEAD_DIM / 2 + SPLITS - 1) / SPLITS;  // pairs of columns
+        constexpr int EACH = (GROUP * HEAD_DIM / 2 + SPLITS - 1) / SPLITS;  // pairs of columns
         int pair = item % SPLITS * EACH + threadIdx.x, p = 2 * pair;
-        if (SPLITS == 1 || threadIdx.x >= EACH || p >= HEADS * HEAD_DIM) return;
+        if (SPLITS == 1 || threadIdx.x >= EACH || p >= GROUP * HEAD_DIM) return;
         const Word* all = parts + (size_t)(item - item % SPLITS) * STRIDE;
         uint2 value[SPLITS], weight[SPLITS];
         unsigned missing = ~0u >> (32 - SPLITS);
@@ -347,7 +345,7 @@ struct Division {
 #pragma unroll
             for (int s = 0; s < SPLITS; s++) {
                 bool there = look(all + s * STRIDE + p, exchange, value[s].x, value[s].y);
-                const Word* lse = all + s * STRIDE + HEADS * HEAD_DIM + p / HEAD_DIM * 2;
+                const Word* lse = all + s * STRIDE + GROUP * HEAD_DIM + p / HEAD_DIM * 2;
                 there &= look(lse, exchange, weight[s].x, weight[s].y);
                 if (there) missing &= ~(1u << s);
             }
@@ -364,26 +362,26 @@ struct Division {
                 b += share * __uint_as_float(value[s].y);
             }
         }
-        hand_on(heads + head(item) * HEAD_DIM / 2 + pair, pack2(a / sum, b / sum), exchange);
+        hand_on(heads + kv_head(item) * GROUP * HEAD_DIM / 2 + pair, pack_bf16(a / sum, b / sum), exchange);
     }
 };
 
 // The attention of a layer, as far as it is this block's: what it gives goes to `heads`, two columns in a word. `table`
 // has the blocks of the keys of this block's first item; further items are there where there are few blocks only.
-template <int HEADS, int SPLITS>
+template <int SPLITS>
 __device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word* heads, Word* parts, const int* table,
                                        const int* whole_table, int context, const float* turns, unsigned exchange,
                                        float* token, float* work) {
-    Division<HEADS, SPLITS> division(context);
+    Division<SPLITS> division(context);
     for (int item = blockIdx.x; item < division.ITEMS; item += gridDim.x) {
-        int head = division.head(item), begin = division.begin(item);
+        int kv_head = division.kv_head(item), begin = division.begin(item);
         bool near = item == blockIdx.x && division.keys_each <= TABLE * BLOCK_SIZE;
         auto await = [&]() {
-            receive_heads<HEADS>(qkv, head, exchange, token);
-            return NewToken{token, token + HEADS * HEAD_DIM, token + (HEADS + 1) * HEAD_DIM, turns, turns + HALF};
+            receive_heads(qkv, kv_head, exchange, token);
+            return NewToken{token, token + GROUP * HEAD_DIM, token + (GROUP + 1) * HEAD_DIM, turns, turns + HALF};
         };
-        auto seen = attend_keys<HEADS>(step, near ? table - begin / BLOCK_SIZE : whole_table, context, head / GROUP, begin,
-                                       begin + division.keys_each, head % GROUP == 0, work, await);
+        auto seen = attend_keys(step, near ? table - begin / BLOCK_SIZE : whole_table, context, kv_head, begin,
+                                begin + division.keys_each, true, work, await);
         division.finish(seen, parts, heads, item, exchange);
         BLOCK_BARRIER();  // the work memory is free again
     }
@@ -431,7 +429,7 @@ __device__ __forceinline__ void normalise(const uint2 (&value)[NORM_PAIRS], cons
         int column = 2 * (e * BLOCK_THREADS + threadIdx.x);
         float a = __uint_as_float(value[e].x) * scale * __uint_as_float(weight[e] << 16);
         float b = __uint_as_float(value[e].y) * scale * __uint_as_float(weight[e] & 0xffff0000u);
-        if (column < HIDDEN) *(unsigned*)(x + column) = pack2(a, b);
+        if (column < HIDDEN) *(unsigned*)(x + column) = pack_bf16(a, b);
     }
     BLOCK_BARRIER();
 }
@@ -511,9 +509,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
 
     __shared__ int table[TABLE];  // the blocks of the keys that this block will look at
     __shared__ float turns[HEAD_DIM];
-    int first_key = context <= FEW_KEYS    ? Division<1, 1>(context).begin(blockIdx.x)
-                    : context <= SOME_KEYS ? Division<1, FEW_SPLITS>(context).begin(blockIdx.x)
-                                           : Division<GROUP, MANY_SPLITS>(context).begin(blockIdx.x);
+    int first_key = context <= FEW_KEYS    ? Division<1>(context).begin(blockIdx.x)
+                    : context <= SOME_KEYS ? Division<FEW_SPLITS>(context).begin(blockIdx.x)
+                                           : Division<MANY_SPLITS>(context).begin(blockIdx.x);
     for (int i = threadIdx.x; i < TABLE && first_key + i * BLOCK_SIZE < context; i += BLOCK_THREADS)
         table[i] = block_table[first_key / BLOCK_SIZE + i];
     fill_turns(context - 1, inv_freq, turns, turns + HALF);
@@ -539,11 +537,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
             hand_on(qkv + share.first + r, __float_as_uint(row_sum<HIDDEN>(sums, r)), number);
 
         if (context <= FEW_KEYS)
-            attend<1, 1>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+            attend<1>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
         else if (context <= SOME_KEYS)
-            attend<1, FEW_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+            attend<FEW_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
         else
-            attend<GROUP, MANY_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
+            attend<MANY_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
                                        work);
         receive_packed<HEADS_WIDTH>(heads, number, x);
         take_columns<HEADS_WIDTH>(x, columns);
@@ -566,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
                 float gate = row_sum<HIDDEN>(sums, r + k), up = row_sum<HIDDEN>(sums, share.rows + r + k);
                 result[k] = gate / (1.0f + expf(-gate)) * up;
             }
-            hand_on(activated + (share.first + r) / 2, pack2(result[0], result[1]), number);
+            hand_on(activated + (share.first + r) / 2, pack_bf16(result[0], result[1]), number);
         }
 
         receive_packed<FFN>(activated, number, x);

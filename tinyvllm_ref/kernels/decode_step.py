@@ -14,7 +14,7 @@ from .source import kernel
 
 PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
 _WARPS, _STAGES, _LEAST_STAGES = 8, 6, 2  # of the ring: as many as there is memory for
-_SHARED_BYTES = (227 << 10) - 4096  # that a block may have, of compute capability 9.0
+_MAX_SHARED_PER_BLOCK = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _MIN_CAPABILITY = 90
 _MOST_SPLITS = 16  # blocks that share the keys of a head: MANY_SPLITS of decode_step.cu
 
@@ -110,8 +110,8 @@ class DecodeStep:
                 f"blocks is {blocks}; it must be from 1 to {_default_blocks()}, for all run at the same time"
             )
         shared = _layout(config, blocks or _default_blocks())[2]
-        if shared > _SHARED_BYTES:
-            return f"the shared memory of a block is {shared}; it must be at most {_SHARED_BYTES}"
+        if shared > _shared_limit():
+            return f"the shared memory of a block is {shared}; it must be at most {_shared_limit()}"
         return ""
 
     def __call__(
@@ -215,7 +215,7 @@ def _layout(config: ModelConfig, blocks: int) -> tuple[int, int, int]:
     if not is_gpu:
         return warps, 1, rest
     stage = 4 * max(warps // pieces_of(width) * width for width in widths)
-    stages = max(_LEAST_STAGES, min(_STAGES, (_SHARED_BYTES - rest) // stage))
+    stages = max(_LEAST_STAGES, min(_STAGES, (_shared_limit() - rest) // stage))
     return warps, stages, stages * stage + rest
 
 
@@ -226,3 +226,13 @@ def _addresses(arrays: list[Any]) -> Any:
 def _default_blocks() -> int:
     """One a multiprocessor; in the emulation blocks run one after the other, and can not wait for each other."""
     return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else 1
+
+
+def _shared_limit() -> int:
+    """Bytes that a block may lay out: what the card gives (227 KB at 9.0, 99 KB at 12.0), less what is static."""
+    most = (
+        cp.cuda.runtime.deviceGetAttribute(_MAX_SHARED_PER_BLOCK, cp.cuda.Device().id)
+        if is_gpu
+        else 227 << 10
+    )
+    return int(most) - 4096
