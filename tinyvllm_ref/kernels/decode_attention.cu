@@ -4,8 +4,8 @@
 // HEAD_DIM, GROUP and BLOCK_SIZE are given to the compiler: decode_attention.cuh.
 //
 // Launch: grid (splits, Hk, B), block of whole warps, ATTENTION_FLOATS(warps) floats of dynamic shared memory. A block
-// works on the GROUP query heads of one KV head of one request, and on one split of its keys; a warp on 16
-// of the keys at a time. Blocks of splits that a request is too short for return at once.
+// works on the GROUP query heads of one KV head of one request, and on one split of its keys; a warp on 16 of the keys
+// at a time, a thread on some columns of some of these. Blocks of splits that a request is too short for return at once.
 // Reads qkv (B, (Hq + 2 Hk) * D) float32, block_tables (B, max_blocks) int32, context_lens (B,) int32 (the new token
 // included; 0 for a row that pads the batch: it is left alone), inv_freq (D/2,) float32. Writes key_cache and
 // value_cache (NB, BS, Hk, D) bf16 at the new tokens' slots, out (B, Hq, D) bf16, and scratch memory: partial

@@ -42,8 +42,8 @@
 #define IN_FLIGHT_LM_HEAD 4
 #define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
 #define TABLE 512   // blocks of the cache whose numbers a block keeps
-// Over how many blocks the keys of a KV head are spread, by the length of the context.
-// A split begins with a chunk and with a block of the cache.
+// Over how many blocks of the launch the keys of a KV head are spread: one, FEW_SPLITS or MANY_SPLITS, by the length of
+// the context. A split begins with a chunk and with a block of the cache.
 #define ALIGNMENT (BLOCK_SIZE % CHUNK == 0 ? BLOCK_SIZE : BLOCK_SIZE * CHUNK)
 #define FEW_KEYS 256
 #define SOME_KEYS 1024
@@ -53,8 +53,7 @@
 #define HEADS_WIDTH (GROUP * KV_HEADS * HEAD_DIM)
 #define KV_WIDTH (KV_HEADS * HEAD_DIM)
 #define QKV_ROWS (HEADS_WIDTH + 2 * KV_WIDTH)
-#define EXCHANGE_WORDS \
-    (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN + PARTS)
+#define EXCHANGE_WORDS (QKV_ROWS + HEADS_WIDTH / 2 + HIDDEN + FFN / 2 + HIDDEN + PARTS)
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
 
 // Into how many pieces a row is cut: a power of two, so that a warp has the same piece of all its rows.

@@ -20,8 +20,28 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
     "prefill_attention": [{"HEAD_DIM": d, "ROW_TILES": t} for d, t in ((16, 1), (64, 2), (128, 2))],
     "paged_attention": [{"HEAD_DIM": d, "HEADS": h} for d, h in ((1, 1), (26, 2), (64, 3), (256, 8))],
     "decode_rows": [{"PER_THREAD": vectors} for vectors in (1, 2)],
+    "decode_attention": [
+        {"HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": size, "MOST_THREADS": threads}
+        for d, g, size, threads in ((16, 3, 1, 64), (48, 1, 16, 256), (64, 4, 16, 256), (256, 8, 4, 64))
+    ],
+    # Llama 3.2 1B; and rows that are cut into 1, 2 and 4 pieces, none of them full.
+    "decode_step": [
+        {
+            "HIDDEN": h,
+            "FFN": f,
+            "KV_HEADS": k,
+            "GROUP": g,
+            "HEAD_DIM": d,
+            "BLOCK_SIZE": 16,
+            "WARPS": 8,
+            "STAGES": 6,
+        }
+        for h, f, k, g, d in ((2048, 8192, 8, 4, 64), (72, 1032, 27, 1, 80))
+    ],
     "linear": [{"TOKENS": tokens} for tokens in (4, 16, 64)],
 }
+# What stands between #if and #else for newer cards alone.
+HOPPER = {"decode_step": ("cp.async.bulk", "mbarrier.try_wait", "createpolicy", "griddepcontrol")}
 
 
 def _programs() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -39,7 +59,15 @@ def test_nvidias_compiler_accepts_every_kernel(name: str, options: tuple[str, ..
         pytest.skip(str(missing))
     assert done.ok, done.log
     assert done.log == ""  # no warning either
-    assert name in done.ptx or name in ("convert", "decode_rows", "gather_rows", "sampling")
+    assert f".entry {name}(" in done.ptx or name in (
+        "argmax",
+        "convert",
+        "decode_rows",
+        "gather_rows",
+        "sampling",
+    )
+    for instruction in HOPPER.get(name, ()):
+        assert (instruction in done.ptx) == (arch == "compute_90"), instruction
 
 
 @pytest.mark.parametrize("name", source.names())
