@@ -180,17 +180,29 @@ class Buffers:
         return self._rows[:rows], self._logits[:rows]
 
     def _allocate(self, config: ModelConfig, tokens: int) -> None:
-        shapes = _shapes(config, tokens)
-        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()]
+        shapes, lifetimes = _shapes(config, tokens), _lifetimes(config, tokens)
         self._arrays, self._steps = {}, {}
-        offsets, total = self._plan(
-            [(size, *_LIFETIMES[name]) for name, size in zip(shapes, sizes, strict=True)]
-        )
+        offsets, total = self._plan(lifetimes)
         arena = cp.empty(total, np.uint8)
-        for (name, (shape, dtype)), offset, size in zip(shapes.items(), offsets, sizes, strict=True):
+        for (name, (shape, dtype)), offset, (size, *_) in zip(
+            shapes.items(), offsets, lifetimes, strict=True
+        ):
             self._arrays[name] = arena[offset : offset + size].view(dtype).reshape(shape)
         self._arrays["heads"] = self._arrays["attended"].reshape(tokens, -1)
         self._config, self._capacity = config, tokens
+
+
+def arena_bytes(config: ModelConfig, tokens: int) -> int:
+    """Bytes that the buffers of passes over up to `tokens` tokens take, logits not counted."""
+    return plan_buffers(_lifetimes(config, tokens))[1]
+
+
+def _lifetimes(config: ModelConfig, tokens: int) -> list[tuple[int, int, int]]:
+    """What a plan is made from: the bytes of each buffer, and the operations that use it."""
+    return [
+        (int(np.prod(shape)) * np.dtype(dtype).itemsize, *_LIFETIMES[name])
+        for name, (shape, dtype) in _shapes(config, tokens).items()
+    ]
 
 
 def _shapes(config: ModelConfig, tokens: int) -> dict[str, tuple[tuple[int, ...], type]]:

@@ -8,6 +8,7 @@ addresses and sizes stay as they were, and what changes from step to step stands
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .device import cp, is_gpu
@@ -44,8 +45,11 @@ class Recording:
             stream.begin_capture(cp.cuda.runtime.streamCaptureModeThreadLocal)
             try:
                 launches()
-            finally:
-                self._graph = stream.end_capture()
+            except BaseException:
+                with suppress(Exception):  # that the capture is not valid is no news
+                    stream.end_capture()
+                raise
+            self._graph = stream.end_capture()
 
     def start(self) -> None:
         """Start the launches, behind what is on the stream."""

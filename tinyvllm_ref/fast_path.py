@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .batch import ModelInputs
-from .buffers import Buffers
+from .buffers import Buffers, arena_bytes
 from .capturable_blas import Products
 from .config import EngineConfig, ModelConfig
 from .decode_graph import Recording, can_record
@@ -35,6 +35,7 @@ from .kernels.rope_write import rope_write
 from .kernels.sampling import sample_rows
 from .kv_cache import KVCache
 from .model import Model
+from .parts import Parts
 from .request import Request
 from .sampler import has_penalties
 
@@ -42,23 +43,27 @@ if TYPE_CHECKING:
     from .scheduler import ScheduledBatch
 
 _SEED_MASK = 2**64 - 1
+_SOME_SEATS = 16  # requests of a step that is recorded for more than one and less than all
 _FINEST = 16  # tokens: sizes of a prefill are not told apart more finely
 _TO_HOST, _TO_DEVICE = 2, 1  # cudaMemcpyKind
 _MIN_CAPABILITY = 80  # cuBLAS has products of bfloat16 matrices from there on
 
 
-def unsupported(model: Model, config: EngineConfig) -> str:
+def unsupported(model: Model, config: EngineConfig, parts: Parts | None = None) -> str:
     """Why a model is run by the simple path; "" where the fast one can run it.
 
     Parameters
     ----------
     model : Model
     config : EngineConfig
+    parts : Parts, optional
+        Of the engine, where they are others than the model's.
     """
     sizes = model.config
     if config.fast_path == "off":
         return "fast_path is 'off'"
-    learners = [name for name, owner in model.parts.owners().items() if owner != "reference"]
+    owners = [*model.parts.owners().items(), *(parts.owners().items() if parts is not None else ())]
+    learners = dict.fromkeys(name for name, owner in owners if owner != "reference")
     if learners:
         return f"parts are not the reference's: {', '.join(learners)}"
     if is_gpu and not can_record():
@@ -96,9 +101,14 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def step_size(tokens: int, most: int) -> int:
-    """`tokens` rounded up to a size that is recorded: eight for each doubling, at most `most`."""
+    """`tokens` rounded up to a size that is recorded: four for each doubling, at most `most`."""
     unit = max(_FINEST, 1 << max(0, (tokens - 1).bit_length() - 3))
     return min(most, ceil_div(tokens, unit) * unit)
+
+
+def longest_size(tokens: int, most: int) -> int:
+    """The most tokens of one request in a step, rounded up to a power of two: at most `most`."""
+    return min(most, max(_FINEST, 1 << (tokens - 1).bit_length()))
 
 
 @dataclass(slots=True)
@@ -142,6 +152,11 @@ class FastPath:
         Such that :func:`unsupported` says nothing.
     config : EngineConfig
 
+    Raises
+    ------
+    MemoryError
+        Its arrays do not fit; the message says what they take, and what to lower.
+
     Notes
     -----
     Memory for activations is taken here; :meth:`use` takes the cache, which is measured afterwards.
@@ -155,14 +170,17 @@ class FastPath:
         self._tokens_most = config.max_num_batched_tokens
         self._sizes = decode_sizes(self._seats_most)
         self._stream: Any = cp.cuda.Stream(non_blocking=False) if is_gpu else cp.cuda.Stream.null
-        self._products = Products(self._stream)
-        longest = config.max_model_len or model.config.max_position_embeddings
-        self._width = ceil_div(longest, config.block_size) + 1
+        self._width = _table_width(model.config, config)
         self._recordings: dict[tuple[Any, ...], Recording] = {}
-        self._allocate()
-        self._persistent = (
-            None if DecodeStep.unsupported(model.config) else DecodeStep(model.config, model.weights)
-        )
+        try:
+            self._products = Products(self._stream)
+            self._allocate()
+            self._persistent = (
+                None if DecodeStep.unsupported(model.config) else DecodeStep(model.config, model.weights)
+            )
+        except cp.cuda.memory.OutOfMemoryError as error:
+            self.__dict__.clear()  # a notebook keeps the error, and with it this object
+            raise MemoryError(f"{_what_it_takes(model.config, config)} ({error})") from None
         self._seats: list[_Seat] = []
         self._ahead: _Result | None = None
         self._greedy = True
@@ -173,6 +191,10 @@ class FastPath:
         """Work in this cache from now on."""
         self._kv_cache = kv_cache
         self._recordings.clear()
+
+    def drop(self) -> None:
+        """Forget the step that was started ahead, for another one comes: its tokens are drawn again."""
+        self._ahead = None
 
     # ---------------- decode
 
@@ -277,9 +299,9 @@ class FastPath:
         self._launch(("decode", size, kind), launches, size, kind)
         with self._stream:
             if not self._greedy:
-                steps = self._steps[:count]
-                sample_rows(self._logits[:count], *self._sampling, steps, self._chosen[:count])
-                advance(self._chosen[:count], self._ids[:count], self._contexts[:count], steps)
+                logits, steps, chosen = self._logits[:count], self._steps[:count], self._chosen[:count]
+                sample_rows(*(logits, *self._sampling, steps, chosen))
+                advance(chosen, self._ids[:count], self._contexts[:count], steps)
         result = self._results[0]
         self._results.reverse()  # the other one may still be waited for
         result.fetch(self._chosen, count, self._stream)
@@ -349,9 +371,10 @@ class FastPath:
         (R, V) float32
             Logits of ``inputs.logits_rows``; the next step writes over them.
         """
-        self._ahead = None
+        self.drop()
         tokens, requests, wanted = len(inputs.ids), len(inputs.counts), len(inputs.logits_rows)
-        size, seats = step_size(tokens, self._tokens_most), self._size_of(requests)
+        size, seats = step_size(tokens, self._tokens_most), self.step_seats(max(requests, wanted))
+        longest = longest_size(max(inputs.counts), size)
         with self._stream:
             s = self._step
             s["ids"][:tokens], s["positions"][:tokens] = inputs.ids, inputs.positions
@@ -362,11 +385,17 @@ class FastPath:
             s["lens"][:requests], s["lens"][requests:seats] = inputs.context_lens, 0
             s["tables"][:requests, : inputs.block_tables.shape[1]] = inputs.block_tables
             s["rows"][:wanted], s["rows"][wanted:seats] = inputs.logits_rows, 0
-        self._launch(("step", size, seats, wanted > 0), self._launch_step, size, seats, wanted > 0)
+        key = (size, seats, longest, wanted > 0)
+        self._launch(("step", *key), self._launch_step, *key)
         return self._logits[:wanted]
 
-    def _launch_step(self, size: int, seats: int, heads: bool) -> None:
-        """`size` tokens of up to `seats` requests."""
+    def step_seats(self, requests: int) -> int:
+        """The number of requests that a step is recorded for: few numbers, for one that is not there costs little."""
+        most = self._seats_most
+        return next(seats for seats in (1, min(_SOME_SEATS, most), most) if seats >= requests)
+
+    def _launch_step(self, size: int, seats: int, longest: int, heads: bool) -> None:
+        """`size` tokens of up to `seats` requests of up to `longest` each, and up to `seats` rows of logits."""
         config, weights, eps, s = self._config, self._weights, self._config.rms_norm_eps, self._step
         b = self._buffers.step(config, size)
         some = slice(0, size)
@@ -383,7 +412,7 @@ class FastPath:
             rope_write(b.qkv, s["positions"][some], weights["inv_freq"], s["slots"][some], b.q, keys, values)
             prefill_attention.prefill_attention(
                 *(b.q, keys, values, s["tables"][:seats], s["starts"][: seats + 1], s["lens"][:seats]),
-                *(size, config.head_dim**-0.5, b.attended),
+                *(longest, config.head_dim**-0.5, b.attended),
             )
             self._products(b.heads, weights[f"{name}.o_proj"], b.residual, accumulate=True)
             rows_.norm_rows(b.residual, weights[f"{name}.post_attention_layernorm"], eps, b.ffn_normed)
@@ -443,6 +472,28 @@ class FastPath:
             "tables": cp.zeros((seats, self._width), np.int32),
             "rows": cp.zeros(seats, np.int32),
         }
+
+
+def _table_width(model: ModelConfig, config: EngineConfig) -> int:
+    """Blocks of the longest request, and one more that it may be given ahead."""
+    longest = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    return ceil_div(longest, config.block_size) + 1
+
+
+def _what_it_takes(model: ModelConfig, config: EngineConfig) -> str:
+    """The largest arrays of a fast path that does not fit, by the option that each depends on."""
+    seats, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    tables = 2 * seats * _table_width(model, config) * 4
+    pool = cp.get_default_memory_pool()
+    free = int(cp.cuda.runtime.memGetInfo()[0]) + pool.free_bytes()
+    if pool.get_limit():
+        free = min(free, pool.get_limit() - pool.used_bytes())
+    return (
+        f"the fast path may take {free:,} bytes, and needs more: {arena_bytes(model, tokens):,} for the activations "
+        f"of max_num_batched_tokens = {tokens}, {4 * seats * model.vocab_size:,} for the logits of max_num_seqs = "
+        f"{seats}, {tables:,} for their block tables (max_model_len = {config.max_model_len}): lower one of these, or "
+        "free memory"
+    )
 
 
 def _sampling_arrays(params: Sequence[Any]) -> tuple[Any, ...]:

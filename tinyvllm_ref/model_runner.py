@@ -55,11 +55,11 @@ def engine_checks() -> AbstractContextManager[Any]:
     return cp.checks("fast")  # type: ignore[no-any-return]
 
 
-def _fast_path(model: Model, config: EngineConfig) -> FastPath | None:
+def _fast_path(model: Model, parts: Parts, config: EngineConfig) -> FastPath | None:
     """The fast path, where it is wanted and can be."""
     if config.fast_path == "off" or (config.fast_path == "auto" and not is_gpu):
         return None
-    reason = unsupported(model, config)
+    reason = unsupported(model, config, parts)
     if reason and config.fast_path == "on":
         raise ValueError(f"fast_path is 'on', and it can not be: {reason}")
     return None if reason else FastPath(model, config)
@@ -86,6 +86,8 @@ class ModelRunner:
     ------
     ValueError
         The fast path is asked for, and this model or device has none.
+    MemoryError
+        Activations or cache do not fit.
     """
 
     def __init__(self, model: Model, parts: Parts, config: EngineConfig) -> None:
@@ -96,7 +98,7 @@ class ModelRunner:
         self._max_rows = max(_MIN_ROWS, config.max_num_seqs)
         with engine_checks():
             # Activations first: what is free after them is the cache's.
-            self.fast = _fast_path(model, config)
+            self.fast = _fast_path(model, parts, config)
             if self.fast is None:
                 model.buffers.reserve(model.config, config.max_num_batched_tokens, config.max_num_seqs)
             self.num_blocks = config.num_blocks or self._measure(config)
@@ -110,6 +112,8 @@ class ModelRunner:
             with engine_checks():
                 ids = self.fast.decode(batch)
             return StepResult(ids, [None] * len(ids), {})
+        if self.fast is not None:
+            self.fast.drop()
         drawn: dict[int, tuple[int, dict[int, Logprob] | None]] = {}
         prompt_logprobs: dict[str, dict[int, dict[int, Logprob]]] = {}
         with engine_checks():

@@ -105,7 +105,7 @@ class Scheduler:
     Raises
     ------
     ValueError
-        A limit is not positive, or `batching` is neither.
+        A limit is not positive, `batching` is neither, or `lookahead` is negative.
     """
 
     def __init__(
@@ -129,6 +129,8 @@ class Scheduler:
                 raise ValueError(f"Scheduler: {name} is {value}; it must be at least 1")
         if batching not in ("continuous", "static"):
             raise ValueError(f"Scheduler: batching is {batching!r}; it must be 'continuous' or 'static'")
+        if lookahead < 0:
+            raise ValueError(f"Scheduler: lookahead is {lookahead}; it must be 0 or more")
         self.max_seqs = max_seqs
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len

@@ -102,6 +102,31 @@ def test_chat(folder):
     assert result.stdout == "".join(f"{line}\n" for line in lines)
 
 
+def test_a_model_is_named_by_its_place_or_by_the_option(folder):
+    """-m is in all of them; the first word is the model in those that have no prompt."""
+    options = ("--max-tokens", "6")
+    by_option = run("chat", "-m", folder, *options, text="hi\n\n")
+    by_place = run("chat", folder, *options, text="hi\n\n")
+    assert by_place.exit_code == by_option.exit_code == 0, by_place.output
+    assert by_place.stdout == by_option.stdout != ""
+    assert run("chat", folder, "-m", folder, *options, text="hi\n\n").stdout == by_option.stdout
+    bench = ("--batch", "1", "--prompt", "4", "--tokens", "3")
+    assert run("bench", "-m", folder, *bench).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "serve"])
+def test_two_models_are_one_too_many(command):
+    result = run(command, "a", "-m", "b")
+    assert result.exit_code == 1
+    assert "two models are named, 'a' and by -m 'b'; name one" in result.stderr
+
+
+def test_a_server_needs_a_model():
+    result = run("serve")
+    assert result.exit_code == 1
+    assert "which model? tinyvllm serve MODEL, such as tinyvllm serve tiny-stories" in result.stderr
+
+
 def test_bench(folder):
     result = run("bench", folder, "--batch", "1,4", "--prompt", "16", "--tokens", "8")
     assert result.exit_code == 0, result.output

@@ -197,6 +197,8 @@ def test_wrong_limits_are_refused():
         make_scheduler(batching="dynamic")
     with pytest.raises(ValueError, match="max_model_len is 129; it must be at most the 128 tokens"):
         make_scheduler(max_model_len=129)
+    with pytest.raises(ValueError, match="lookahead is -1; it must be 0 or more"):
+        make_scheduler(lookahead=-1)
     scheduler = make_scheduler()
     scheduler.add(make_request("a"))
     batch = scheduler.schedule()
@@ -285,6 +287,57 @@ def test_a_request_checks_its_parent_and_its_prompt():
         Request("a", [1], SamplingParams(), parent=Request("p", [2], SamplingParams()))
 
 
+def tables(batch):
+    """How many blocks each request has."""
+    return {r.request_id: len(t) for r, t in zip(batch.requests, batch.block_tables, strict=True)}
+
+
+def test_with_lookahead_a_block_comes_a_step_before_its_first_token():
+    counts = []
+    for lookahead in (0, 1):
+        scheduler = make_scheduler(block_size=4, lookahead=lookahead)
+        scheduler.add(make_request("a", prompt=3, max_tokens=7))
+        seen = []
+        while scheduler.has_work:
+            batch = scheduler.schedule()
+            seen.append(tables(batch)["a"])
+            scheduler.update(batch, [7])
+        counts.append(seen)
+    # Tokens 3, 4, ... are computed; the tenth and last one never is, and so has no slot.
+    assert counts == [[1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 3, 3]]
+
+
+def test_lookahead_goes_no_further_than_a_request():
+    scheduler = make_scheduler(block_size=4, lookahead=100)
+    scheduler.add(make_request("a", prompt=3, max_tokens=9))
+    assert tables(scheduler.schedule()) == {"a": 3}
+
+
+def test_lookahead_takes_only_what_is_free():
+    """Nobody is preempted for it, and nobody is kept out; the oldest is served first."""
+    scheduler = make_scheduler(num_blocks=5, block_size=4, lookahead=1)
+    for name in "ab":
+        scheduler.add(make_request(name, prompt=4, max_tokens=4))
+    scheduler.add(make_request("c", prompt=8, max_tokens=1))
+    batch = scheduler.schedule()
+    assert shape(batch) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 8)]
+    assert tables(batch) == {"a": 2, "b": 1, "c": 2}
+    assert batch.preempted == []
+    scheduler.update(batch, [7, 7, 7])
+    batch = scheduler.schedule()
+    assert tables(batch) == {"a": 2, "b": 2}
+    scheduler.blocks.check()
+
+
+def test_a_whole_pool_is_used_in_spite_of_lookahead():
+    scheduler = make_scheduler(num_blocks=3, block_size=4, lookahead=2)
+    scheduler.add(make_request("a", prompt=4, max_tokens=8))
+    while scheduler.has_work:
+        batch, _ = step(scheduler)
+        assert batch.preempted == []
+    assert scheduler.blocks.num_free == 3
+
+
 class Leaky(BlockManager):
     """Forgets the last block of each request."""
 
@@ -363,16 +416,21 @@ arrivals = st.lists(
     spare=st.integers(0, 30),
     batching=st.sampled_from(["continuous", "static"]),
     chunked=st.booleans(),
+    lookahead=st.sampled_from([0, 0, 1, 5]),
     data=st.data(),
 )
-def test_any_load_is_served(arrivals, max_seqs, max_tokens, block_size, spare, batching, chunked, data):
+def test_any_load_is_served(
+    arrivals, max_seqs, max_tokens, block_size, spare, batching, chunked, lookahead, data
+):
     # The pool holds the longest request and some spare blocks; the tokens of a step at least it, if not
     # chunked.
     longest = max(prompt + tokens for _, prompt, tokens, _, _ in arrivals)
     blocks = BlockManager(-(-longest // block_size) + spare, block_size)
     if not chunked:
         max_tokens = max(max_tokens, longest)
-    scheduler = Scheduler(max_seqs, max_tokens, blocks, batching=batching, chunked_prefill=chunked)
+    scheduler = Scheduler(
+        max_seqs, max_tokens, blocks, batching=batching, chunked_prefill=chunked, lookahead=lookahead
+    )
 
     timeline, aborts, requests, arrived = {}, {}, [], []
     for index, (when, prompt, tokens, n, abort_after) in enumerate(arrivals):
@@ -456,3 +514,52 @@ def check_batch(scheduler, batch, before):
     assert all(owners[block] == 1 for block in written), "a shared block is written to"
     if scheduler.batching == "static" and RequestState.RUNNING in before.values():
         assert all(before[request.request_id] is RequestState.RUNNING for request in batch.requests)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    arrivals=arrivals,
+    max_seqs=st.integers(1, 6),
+    max_tokens=st.integers(1, 40),
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    lookahead=st.integers(1, 4),
+    batching=st.sampled_from(["continuous", "static"]),
+)
+def test_with_blocks_for_all_lookahead_changes_no_step(arrivals, lookahead, **options):
+    traces = [_trace(arrivals, ahead, options) for ahead in (0, lookahead)]
+    assert traces[0] == traces[1]
+
+
+def _trace(arrivals, lookahead, options):
+    """What each step computes, where no block is ever missing; everyone's blocks are ahead as far as may be."""
+    size = options["block_size"]
+    blocks = BlockManager(3000, size)
+    scheduler = Scheduler(
+        options["max_seqs"],
+        options["max_tokens"],
+        blocks,
+        batching=options["batching"],
+        lookahead=lookahead,
+    )
+    requests = [
+        (when, make_request(f"{index}-{completion}", prompt, tokens), abort)
+        for index, (when, prompt, tokens, n, abort) in enumerate(arrivals)
+        for completion in range(n)
+    ]
+    trace, now = [], 0
+    while scheduler.has_work or now <= max(when for when, *_ in requests):
+        for when, request, abort in requests:
+            if when == now:
+                scheduler.add(request)
+            if abort is not None and when + abort == now:
+                scheduler.abort(request.request_id)
+        batch = scheduler.schedule()
+        for request, start, count, table in zip(
+            batch.requests, batch.starts, batch.num_tokens, batch.block_tables, strict=True
+        ):
+            assert len(table) * size >= min(start + count + lookahead, request.max_num_tokens)
+        trace.append((shape(batch), batch.samples, batch.num_decodes, batch.preempted))
+        scheduler.update(batch, [7] * sum(batch.samples))
+        now += 1
+    assert blocks.num_free == blocks.num_blocks
+    return trace

@@ -334,10 +334,16 @@ struct Division {
 
     // The columns that this block merges; those of a block with no keys of its own, too.
     __device__ __forceinline__ void merge(const Word* parts, Word* heads, int item, unsigned exchange) const {
-        constexpr int EACH = (GROUP * HEAD_DIM / 2 + SPLITS - 1) / SPLITS;  // pairs of columns
-        int pair = item % SPLITS * EACH + threadIdx.x, p = 2 * pair;
-        if (SPLITS == 1 || threadIdx.x >= EACH || p >= GROUP * HEAD_DIM) return;
+        constexpr int PAIRS = GROUP * HEAD_DIM / 2, EACH = (PAIRS + SPLITS - 1) / SPLITS;  // pairs of columns
         const Word* all = parts + (size_t)(item - item % SPLITS) * STRIDE;
+        Word* to = heads + kv_head(item) * PAIRS;
+        int first = item % SPLITS * EACH, last = min(PAIRS, first + EACH);
+        for (int pair = first + threadIdx.x; pair < last; pair += BLOCK_THREADS)
+            hand_on(to + pair, merged(all, 2 * pair, exchange), exchange);
+    }
+
+    // Columns p and p + 1 of all splits as one, rounded.
+    static __device__ __forceinline__ unsigned merged(const Word* all, int p, unsigned exchange) {
         uint2 value[SPLITS], weight[SPLITS];
         unsigned missing = ~0u >> (32 - SPLITS);
         while (missing) {
@@ -361,7 +367,7 @@ struct Division {
                 b += share * __uint_as_float(value[s].y);
             }
         }
-        hand_on(heads + kv_head(item) * GROUP * HEAD_DIM / 2 + pair, pack_bf16(a / sum, b / sum), exchange);
+        return pack_bf16(a / sum, b / sum);
     }
 };
 
