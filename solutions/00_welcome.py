@@ -52,8 +52,9 @@ display_figure(figures.blocks_over_array(n=12, block=4, grid=3))
 # | `blockDim.x` | how many threads a block has | 4 |
 # | `threadIdx.x` | its number within its block, from 0 | 0, 1, 2 or 3 |
 #
-# The kernel below doubles an array of 12 numbers with 3 blocks of 4 threads: one thread, one element. In Python it would
-# be `y = 2 * x`. One expression is missing: from who it is, each thread must find the number `i` of *its* element.
+# The kernel below doubles an array of 12 numbers with 3 blocks of 4 threads: one thread, one element. In NumPy that is
+# <code>y&nbsp;=&nbsp;2&nbsp;*&nbsp;x</code>. One expression is missing: from who it is, each thread must find the
+# number `i` of *its* element.
 #
 # Take thread 3 of block 2. Which element is it in the picture? How do you get there from 2, 4 and 3? Replace the `0`,
 # run the cell, then run the check under it.
@@ -68,7 +69,10 @@ display_figure(figures.blocks_over_array(n=12, block=4, grid=3))
 # | `const float* x` | A **pointer**: the address of a `float`, with others behind it. `x[i]` is the `i`-th. It does not know how many there are, and nothing checks. `const` means: only to be read. |
 # | `i < n ? a : b` | `a if i < n else b` |
 # | `for (int i = 0; i < n; i++)` | `for i in range(n):` |
-# | `i += 4` and `a && b`, `a \|\| b`, `!a` | As in Python; and `a and b`, `a or b`, `not a`. |
+# | `i += 4` | The same as in Python. |
+# | `a && b` | `a and b` |
+# | <code>a &#124;&#124; b</code> | `a or b` |
+# | `!a` | `not a` |
 # | `int`, `unsigned short` | 32 bits with a sign: up to 2,147,483,647, then it wraps around. 16 bits without a sign: 0 to 65,535; the weights of models will come in these. |
 # | `void twice(...)` | A function that returns nothing. A kernel returns nothing: it writes into arrays that it is given. |
 # | `__global__` | Makes a function a kernel. (`__device__` makes one that kernels call.) |
@@ -99,7 +103,11 @@ check("00.1", twice)
 # If it says *passed*: you have written a CUDA kernel, and it was right for six different launches. Nearly every kernel of
 # this course begins with that line.
 #
-# If it says something else, good: that is how one finds out. Read the report, then run `hint("00.1")`.
+# If it says something else, good: that is how one finds out. Read the report, then run the next cell: a hint. Run it
+# again, and the hint goes one step further. (It has passed? Go on.)
+
+# %% tags=["nbval-ignore-output"]
+hint("00.1")
 
 # %% [markdown]
 # ## How this course works
@@ -110,21 +118,17 @@ check("00.1", twice)
 # | | |
 # |---|---|
 # | `check("00.1", twice)` | Runs your answer on small and on awkward inputs. If it fails, you see the smallest input that went wrong, and often what you assumed. |
-# | `hint("00.1")` | Asks you a question about *your* failing input. Called again, it gives the rule with an example by hand; then code with holes. Hints cost nothing. |
+# | `hint("00.1")` | Asks you a question about *your* failing input. Called again, it gives the rule with an example by hand; then code with holes. Hints cost nothing. Type it in a new cell: Esc, then **B**, puts one below. |
 # | `solution("00.1")` | Shows one way to do it, once you have passed. |
 # | `progress()` | Draws the map of the course and marks where you are. |
-# | `reset("00.1")` | Begins an exercise again, `reset("00")` a lesson. Nothing you wrote is deleted. |
+# | `reset("00.1")` | Begins an exercise again, with a fresh stub in a new cell; `reset("00")` a lesson. Nothing you wrote is deleted. |
 #
 # A check that fails stops **Run All** there: the cells below it have not run. So go on cell by cell (Shift + Enter), or run
 # the cells that you need once the check has passed.
 #
 # What you pass is kept in the folder `my_engine/`, as plain files. You can close the notebook at any time and go on later:
-# run the cells at the top again. You can also begin anywhere; parts that you have not made come from the reference.
-#
-# Try it: the first hint for the exercise above. After a check that failed it names the launch that went wrong.
-
-# %% tags=["nbval-ignore-output"]
-hint("00.1")
+# run the cells at the top again, those with the `import` lines. You can also begin anywhere; parts that you have not made
+# come from the reference.
 
 # %% [markdown]
 # ## What runs your kernels here
@@ -142,7 +146,8 @@ if not is_gpu:
 # and run in an **emulation** of a GPU, from the same source. It watches every access to memory, so it finds faults that a
 # card would keep silent about. It says nothing about speed: it counts what moves through memory instead.
 #
-# If something is missing, `tinyvllm doctor` in a terminal says what, and what to do about it.
+# If something is missing, `tinyvllm doctor` says what, and what to do about it. Type it in JupyterLab's terminal (File, New,
+# Terminal), or `!tinyvllm doctor` in a cell.
 
 # %% [markdown]
 # ## A language model is a file and a program
@@ -224,7 +229,7 @@ progress()
 # length. Ten elements and blocks of 4 make three blocks, so 12 threads, and two of them have no element:
 
 # %% tags=["nbval-ignore-output"]
-display_figure(figures.blocks_over_array(n=10, block=4, grid=3))
+display_figure(figures.blocks_over_array(n=10, block=4, grid=3, guarded=False))
 
 # %% [markdown]
 # Those two still run the same lines. A pointer does not know where its array ends, so `y[10] = ...` writes into whatever
@@ -337,4 +342,4 @@ progress()
 # - Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention* (SOSP 2023): the paper
 #   behind vLLM. Come back to it after lesson 22, and it will read like your own notes.
 #
-# **Next: lesson 01**, where you open the weight file with your own hands.
+# **Next:** [lesson 01, A model is a file](01_safetensors.ipynb), where you open the weight file with your own hands.

@@ -442,3 +442,5 @@ progress()
 # - Hugging Face, [*safetensors: format*](https://github.com/huggingface/safetensors#format): all the rules, on one page.
 # - `man 2 mmap`, or the Python documentation of `mmap`.
 # - Ulrich Drepper, *What Every Programmer Should Know About Memory* (2007), section 4: virtual memory.
+#
+# **Next:** [lesson 02, The bits of BF16](02_bf16_bits.ipynb).

@@ -378,3 +378,5 @@ progress()
 #   1991).
 # - IEEE Std 754-2019, section 4.3: the directions of rounding, with ties to even as the default.
 # - Dhiraj Kalamkar and others, *A Study of BFLOAT16 for Deep Learning Training* (2019, arXiv:1905.12322).
+#
+# **Next:** [lesson 03, Tokenization](03_tokenization.ipynb).

@@ -489,3 +489,5 @@ progress()
 #   2016).
 # - Alec Radford and others, *Language Models are Unsupervised Multitask Learners* (2019): BPE on bytes, in GPT-2.
 # - The Unicode Standard, chapter 3, section 9: UTF-8, and how many U+FFFD a broken sequence becomes.
+#
+# **Next:** [lesson 04, CUDA memory](04_cuda_memory.ipynb).

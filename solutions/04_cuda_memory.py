@@ -430,3 +430,5 @@ progress()
 # - NVIDIA, *CUDA C++ Best Practices Guide*: "Data Transfer Between Host and Device", "Timing".
 # - CuPy, *User Guide*: "Memory Management".
 # - NVIDIA, *H100 Tensor Core GPU Architecture*: what is inside an SM of the generation that the picture was measured on.
+#
+# **Next:** [lesson 05, The embedding kernel](05_embedding_kernel.ipynb).

@@ -369,3 +369,5 @@ progress()
 # - NVIDIA's developer blog, Justin Luitjens, *CUDA Pro Tip: Increase Performance with Vectorized Memory Access* (2013).
 # - Press and Wolf, *Using the Output Embedding to Improve Language Models* (2017): why the same table often serves at the end of the
 #   model too, as it does in the model of our stories.
+#
+# **Next:** [lesson 06, Tree reduction](06_tree_reduction.ipynb).

@@ -407,3 +407,5 @@ progress()
 # - Mark Harris, *Optimizing Parallel Reduction in CUDA* (NVIDIA): seven kernels, each faster than the one before.
 # - NVIDIA, *CUDA C++ Programming Guide*: "Synchronization Functions" and "Warp Shuffle Functions".
 # - Nicholas Higham, *The Accuracy of Floating Point Summation* (SIAM J. Sci. Comput., 1993): how large the error is.
+#
+# **Next:** [lesson 07, RMSNorm](07_rms_norm.ipynb).

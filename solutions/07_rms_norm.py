@@ -332,3 +332,5 @@ progress()
 # - Zhang and Sennrich, *Root Mean Square Layer Normalization* (NeurIPS 2019).
 # - Ba, Kiros and Hinton, *Layer Normalization* (2016): the older recipe.
 # - Nicholas Higham, *The Accuracy of Floating Point Summation* (SIAM J. Sci. Comput., 1993).
+#
+# **Next:** [lesson 08, The debug clinic](08_debug_clinic.ipynb).

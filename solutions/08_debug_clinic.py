@@ -390,3 +390,5 @@ progress()
 # - Kaichao You, *CUDA Core Dump: An Effective Tool to Debug Memory Access Issues and Beyond* and *Tracing Hanging and Complicated GPU Kernels Down To The Source
 #   Code* (vLLM's blog, 2025): the same hunt in a large engine; the second is about kernels that hang, as 08.3 does on a card.
 # - John Regehr, *A Guide to Undefined Behavior in C and C++* (2010): why an overflow may do anything.
+#
+# **Next:** [lesson 09, The cuBLAS trick](09_cublas_trick.ipynb).

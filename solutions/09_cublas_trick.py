@@ -422,3 +422,5 @@ progress()
 # - Samuel Williams, Andrew Waterman, David Patterson, *Roofline: An Insightful Visual Performance Model for Multicore Architectures*
 #   (Communications of the ACM, 2009).
 # - Simon Boehm, *How to Optimize a CUDA Matmul Kernel for cuBLAS-like Performance: a Worklog* (2022): ten kernels, from 09.1 upwards.
+#
+# **Next:** [lesson 10, Attention](10_attention.ipynb).

@@ -433,3 +433,5 @@ progress()
 # - Bahdanau, Cho and Bengio, *Neural Machine Translation by Jointly Learning to Align and Translate* (ICLR 2015):
 #   where it began.
 # - Elhage and others, *A Mathematical Framework for Transformer Circuits* (2021): what single heads do.
+#
+# **Next:** [lesson 11, RoPE](11_rope.ipynb).

@@ -392,3 +392,5 @@ progress()
 #   arXiv:2306.15595): linear scaling.
 # - Peng and others, *YaRN: Efficient Context Window Extension of Large Language Models* (2023, arXiv:2309.00071): why
 #   fast pairs should be kept.
+#
+# **Next:** [lesson 12, Grouped-query attention](12_gqa.ipynb).

@@ -409,3 +409,5 @@ progress()
 #   2023, arXiv:2305.13245).
 # - Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need* (2019, arXiv:1911.02150): multi-query
 #   attention.
+#
+# **Next:** [lesson 13, Feed-forward, and a whole layer](13_feed_forward.ipynb).

@@ -344,3 +344,5 @@ progress()
 # - Elfwing, Uchibe and Doya, *Sigmoid-Weighted Linear Units for Neural Network Function Approximation in Reinforcement Learning*
 #   (2017), and Ramachandran, Zoph and Le, *Searching for Activation Functions* (2017): where SiLU comes from, also called Swish.
 # - Touvron and others, *LLaMA: Open and Efficient Foundation Language Models* (2023), section 2.2.
+#
+# **Next:** [lesson 14, The forward pass](14_forward_pass.ipynb).

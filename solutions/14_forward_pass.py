@@ -412,3 +412,5 @@ progress()
 # - Touvron and others, *LLaMA: Open and Efficient Foundation Language Models* (2023).
 # - Press and Wolf, *Using the Output Embedding to Improve Language Models* (2017): why the two tables can be one.
 # - Elhage and others, *A Mathematical Framework for Transformer Circuits* (2021): the model as a stream that is read and added to.
+#
+# **Next:** [lesson 15, The KV cache](15_kv_cache.ipynb).

@@ -359,3 +359,5 @@ progress()
 #   multi-query attention.
 # - Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention* (2023): the cache in pages, and
 #   vLLM.
+#
+# **Next:** [lesson 16, Buffers used again](16_buffer_reuse.ipynb).

@@ -376,3 +376,5 @@ progress()
 #   measured.
 # - Tianqi Chen and others, *Training Deep Nets with Sublinear Memory Cost* (2016): when even the bound is too much, compute again.
 # - Jordan Gergov, *Algorithms for Compile-Time Memory Optimization* (SODA 1999): how far from the lowest pile a fast rule can be.
+#
+# **Next:** [lesson 17, Sampling](17_sampling.ipynb).

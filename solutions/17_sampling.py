@@ -533,3 +533,5 @@ progress()
 # - Nguyen Nhat Minh and others, *Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs* (2024).
 # - Mark Harris, Shubhabrata Sengupta, John Owens, *Parallel Prefix Sum (Scan) with CUDA* (GPU Gems 3, chapter 39).
 # - John Salmon and others, *Parallel Random Numbers: As Easy as 1, 2, 3* (SC 2011): random numbers as functions of a counter.
+#
+# **Next:** [lesson 18, Static batching](18_static_batching.ipynb).

@@ -333,3 +333,5 @@ progress()
 #   batches waste, and the way out.
 # - Reiner Pope and others, *Efficiently Scaling Transformer Inference* (2022): the bytes of weights and cache, by batch and context.
 # - Tri Dao and others, *FlashAttention* (the library): `cu_seqlens` in its variable-length functions is your `query_starts`.
+#
+# **Next:** [lesson 19, Continuous batching](19_continuous_batching.ipynb).

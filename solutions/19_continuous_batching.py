@@ -431,3 +431,5 @@ progress()
 # - Gyeong-In Yu and others, *Orca: A Distributed Serving System for Transformer-Based Generative Models* (OSDI 2022): scheduling by iterations, which is continuous batching.
 # - Amey Agrawal and others, *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve* (OSDI 2024): prompts in pieces, and how large the budget should be.
 # - Woosuk Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention* (SOSP 2023): section 4.5 is on scheduling and preemption.
+#
+# **Next:** [lesson 20, Online softmax](20_online_softmax.ipynb).

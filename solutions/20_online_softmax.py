@@ -309,3 +309,5 @@ progress()
 # - Milakov and Gimelshein, *Online normalizer calculation for softmax* (2018): the running maximum and sum.
 # - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory* (2021).
 # - Dao, Fu, Ermon, Rudra and Ré, *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness* (NeurIPS 2022).
+#
+# **Next:** [lesson 21, A KV cache in pages](21_paged_kv_cache.ipynb).

@@ -359,3 +359,5 @@ progress()
 # - Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention* (SOSP 2023): where this comes from.
 # - Kilburn, Edwards, Lanigan and Sumner, *One-Level Storage System* (IRE Transactions on Electronic Computers, 1962): where *that* comes from; pages in the Atlas computer.
 # - Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input* (IEEE Transactions on Software Engineering, 2002): shrinking, done faster.
+#
+# **Next:** [lesson 22, Paged attention](22_paged_attention.ipynb).

@@ -403,3 +403,5 @@ progress()
 # - Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention* (SOSP 2023).
 # - Dao, Haziza, Massa and Sizov, *Flash-Decoding for Long-Context Inference* (2023): the keys of one request cut into splits.
 # - Ye and others, *FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving* (MLSys 2025).
+#
+# **Next:** [lesson 23, A batched generator](23_batched_generator.ipynb).

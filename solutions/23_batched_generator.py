@@ -10,7 +10,7 @@
 # # 23 · A batched generator
 #
 # **At the end you have** an engine: many prompts go in at once, texts come out word by word, the cache may be too small for all of them, and every part that
-# runs is yours. It also lies in `my_engine/` as a program of plain files: `python my_engine/generate.py "Once upon a time"`.
+# runs is yours. It also lies in `my_engine/` as a program of plain files: `.venv/bin/python my_engine/generate.py "Once upon a time"`.
 #
 # **Two sittings of about 60 minutes** · builds on 14 (forward pass), 17 (sampling), 18 (packing), 19 (scheduler), 20 to 22 (paged cache and attention) and 03 (text
 # from a stream)
@@ -605,3 +605,5 @@ progress()
 # - Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention* (SOSP 2023), section 4.5: preemption, by swapping and by recomputation.
 # - Yu and others, *Orca: A Distributed Serving System for Transformer-Based Generative Models* (OSDI 2022): scheduling by the step.
 # - Agrawal and others, *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve* (OSDI 2024): prompts in pieces beside decodes.
+#
+# **Next:** [lesson 24, Serving](24_serving.ipynb).

@@ -580,7 +580,7 @@ hang_up()
 show_engine("24")
 
 # %% [markdown]
-# In a terminal the same server is one line. The reference's is `tinyvllm serve tiny-stories`, which also has a page to chat at; with `--mine` it is your application over your engine, and `openai` finds it at
+# In a terminal of JupyterLab the same server is one line. The reference's is `tinyvllm serve tiny-stories`, which also has a page to chat at; with `--mine` it is your application over your engine, and `openai` finds it at
 # `http://127.0.0.1:8000/v1`.
 
 # %% tags=["nbval-ignore-output"]

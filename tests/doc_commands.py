@@ -40,6 +40,8 @@ STAND_INS = {
     "make grade": "it takes minutes: course/grading/",
     "make solutions": "it writes to solutions/: course/test_build.py",
     "make lessons": "it writes to lessons/: course/test_build.py",
+    "make progress": "tinyvllm progress, whose output is the person's own: course/test_checking.py",
+    "make doctor": "tinyvllm doctor, which runs as itself",
     "make clean": "it deletes the environment that this runs in",
     "tinyvllm grade": "it takes minutes: course/grading/",
     "tinyvllm submit": "it needs a learner's notebooks: course/grading/",
@@ -161,6 +163,42 @@ def inline_commands(page: Path) -> list[tuple[int, str]]:
     for match in re.finditer(r"(?<!`)`([^`\n]+)`(?!`)", text):
         if re.match(r"(\S*bin/)?(tinyvllm|make|pip|uv) \S", match[1]):
             found.append((text[: match.start()].count("\n") + 1, match[1]))
+    return found
+
+
+# Programs of the environment: a shell finds them where it is active, and in JupyterLab's terminal, not elsewhere.
+_OF_THE_ENVIRONMENT = ("tinyvllm", "python", "python3", "pytest", "jupyter", "ruff", "mypy", "jupytext")
+
+
+def not_found_in_a_shell(page: Path) -> list[str]:
+    """Commands of a page that a shell of one's own would not find: those without ``.venv/bin/`` in front.
+
+    They may be bare below a line that activates an environment, and in a paragraph on JupyterLab's terminal.
+    """
+    found = []
+    for block in blocks(page):
+        if kind_of(block) == "shell":
+            is_console = bool(re.search(r"^\$ ", block.text, re.MULTILINE))
+            for line in logical_lines(block.text, is_console, []):
+                if re.search(r"\b(activate|conda|mamba)\b", line):
+                    break
+                if any(_program_word(words) in _OF_THE_ENVIRONMENT for words in simple_commands(line)):
+                    found.append(f"{block.name}: {line}")
+    return found + [f"{page.name}: {command}" for command in bare_in_text(page.read_text(encoding="utf-8"))]
+
+
+def _program_word(words: Sequence[str]) -> str:
+    return next((word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word, re.DOTALL)), "")
+
+
+def bare_in_text(markdown: str) -> list[str]:
+    """Commands in backticks in running text, without ``.venv/bin/`` and not in a paragraph on JupyterLab's terminal."""
+    text = re.sub(r"^\s*```.*?^\s*```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    names = "|".join(_OF_THE_ENVIRONMENT)
+    found = []
+    for paragraph in re.split(r"\n\s*\n|\n(?=\||- |\d+\. )", text):
+        if not re.search(r"JupyterLab's terminal|terminal of JupyterLab", paragraph.replace("\n", " ")):
+            found += re.findall(rf"(?<!`)`!?((?:{names}) [^`\n]+)`(?!`)", paragraph)
     return found
 
 
@@ -319,6 +357,11 @@ def tinyvllm_command(arguments: Sequence[str]) -> Any:
     if not arguments or arguments[0] not in commands:
         raise NotUnderstood(f"tinyvllm has no command {' '.join(arguments[:1])!r}")
     return commands[arguments[0]]
+
+
+def tinyvllm_commands() -> list[str]:
+    """The names of tinyvllm's commands."""
+    return sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def make_targets() -> set[str]:

@@ -34,6 +34,23 @@ def test_doctor_says_it_in_ten_lines():
     assert names[5:] == ["Compiler", "Emulation", "Packages", "Caches", "Settings"]
 
 
+def test_doctor_says_what_grading_has(monkeypatch, tmp_path):
+    from tinyvllm_ref import doctor
+
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor._packages().value.endswith("; for grading: packages, bubblewrap")
+    monkeypatch.setenv("PATH", "")
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "psutil" else version(name))
+    said = doctor._packages()
+    assert said.value.endswith(
+        "; for grading: psutil missing (make grade brings them), no bubblewrap (docs/instructors.md)"
+    )
+    assert said.advice == ""
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [

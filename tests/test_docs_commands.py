@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -27,6 +28,7 @@ from tinyvllm_ref.emulation import cache
 from . import doc_commands as doc
 from .doc_commands import REPOSITORY, Block, NotUnderstood
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ALL = [block for page in doc.pages() for block in doc.blocks(page)]
 
 
@@ -263,6 +265,44 @@ def test_commands_in_the_running_text_exist(page):
             doc.check_inline(command)
         except NotUnderstood as error:
             pytest.fail(f"{page.name}:{line}: `{command}`: {error}")
+
+
+@pytest.mark.parametrize("page", doc.pages(), ids=lambda page: page.name)
+def test_a_shell_of_one_s_own_finds_the_commands(page):
+    assert doc.not_found_in_a_shell(page) == []
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "solutions").glob("*.py")), ids=lambda path: path.stem)
+def test_the_lessons_commands_are_found(path):
+    cells = re.split(r"^# %%", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = [
+        re.sub(r"^# ?", "", cell, flags=re.MULTILINE) for cell in cells if cell.startswith(" [markdown]")
+    ]
+    assert [command for text in texts for command in doc.bare_in_text(text)] == []
+
+
+def test_messages_name_the_program_as_it_is_found():
+    """What the package prints says `installing.typed("tinyvllm")`; the program's own help may say its plain name."""
+    commands = "|".join(doc.tinyvllm_commands())
+    found = []
+    for path in (REPOSITORY / "tinyvllm_ref").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED) and node.body]
+        documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            is_bare = re.search(rf"(?<![\w/.])tinyvllm ({commands})\b", text) and path.name != "cli.py"
+            if is_bare and id(node) not in documents:
+                found.append(f"{path.name}:{node.lineno}: {text[:80]}")
+    assert found == []
+
+
+def test_what_a_shell_does_not_find_is_told(tmp_path):
+    page = tmp_path / "page.md"
+    in_jupyterlab = "In JupyterLab's terminal say `tinyvllm progress`."
+    page.write_text(f"Say `tinyvllm doctor`.\n\n{in_jupyterlab}\n\n`.venv/bin/tinyvllm doctor`")
+    assert doc.not_found_in_a_shell(page) == ["page.md: tinyvllm doctor"]
+    assert doc.bare_in_text("| a | `tinyvllm doctor` |\n| b | JupyterLab's terminal |") == ["tinyvllm doctor"]
 
 
 @pytest.mark.parametrize("page", doc.pages(), ids=lambda page: page.name)

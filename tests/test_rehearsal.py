@@ -480,7 +480,7 @@ def test_an_old_driver(home, tmp_path):
     line = device_line(home, variables)
     assert line.startswith("Device     CPU emulation")
     assert "driver is older than CUDA 12 needs: update it to 525.60 or newer" in line
-    assert "`tinyvllm doctor` says why" in course(DESCRIBE, environment_of(home, **variables))
+    assert "doctor` says why" in course(DESCRIBE, environment_of(home, **variables))
     said = says_of_cuda(home, variables)
     assert "cudaErrorInsufficientDriver" in said
     assert "update it to 525.60 or newer" in said

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tinyvllm_ref import installing
+
 REPOSITORY = Path(__file__).parents[1]
 NEEDED = ("sh", "dirname", "touch", "cat", "env", "uname", "printf")
 
@@ -139,3 +141,45 @@ def test_the_conda_file_s_pip_section_resolves(tmp_path):
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "-r", str(requirements)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------- what a person types afterwards
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """An installation in ``tmp_path``/venv that runs this, and none on PATH."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "tinyvllm"):
+        fake(programs / name, "exit 0\n")
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(installing, "_REPOSITORY", tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    return programs
+
+
+def test_a_command_is_called_where_it_lies(program, tmp_path, monkeypatch):
+    assert installing.typed("tinyvllm") == str(program / "tinyvllm")
+    monkeypatch.setattr(installing, "_REPOSITORY", tmp_path)
+    assert installing.typed("tinyvllm") == "venv/bin/tinyvllm"
+
+
+def test_a_command_that_path_finds_is_called_by_its_name(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(program))
+    assert installing.typed("tinyvllm") == "tinyvllm"
+    other = tmp_path / "other"
+    other.mkdir()
+    fake(other / "tinyvllm", "exit 0\n")
+    monkeypatch.setenv("PATH", str(other))
+    assert installing.typed("tinyvllm") == str(program / "tinyvllm"), "PATH finds another one"
+
+
+def test_make_help_names_the_targets_and_the_options_of_lab():
+    done = subprocess.run(
+        ["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True
+    )
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
+    named = set(re.findall(r"make ([\w-]+)", done.stdout))
+    assert set(targets) - named <= {"help", "lint"}
+    for variable in re.findall(r"\$\(([A-Z]+_OPTIONS)\)", makefile):
+        assert variable in done.stdout

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .device import cp, is_gpu
+from .installing import pip_install
 from .kernels.launch import Contract
 
 # cublas_api.h and library_types.h
@@ -291,7 +292,7 @@ def _library() -> ctypes.CDLL:
             return _with_signatures(library)
     raise CublasError(
         "libcublas cannot be loaded; install the CUDA libraries that CuPy uses: "
-        f'pip install "cuda-toolkit[cublas]". Tried: {"; ".join(tried) or "nothing"}'
+        f"{pip_install('cuda-toolkit[cublas]')}. Tried: {'; '.join(tried) or 'nothing'}"
     )
 
 

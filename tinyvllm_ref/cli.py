@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .sampling_params import SamplingParams
 
 DEFAULT_MODEL = "tiny-stories"
+DEFAULT_CHAT_MODEL = "smollm2-135m-instruct"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +24,13 @@ app = typer.Typer(
     help="tinyvllm: an LLM inference engine to read, to use and to learn from.",
 )
 
-Model = Annotated[str, typer.Option("--model", "-m", help="A folder, or a name that `tinyvllm fetch` knows.")]
+_A_MODEL = "A folder, or a name that `tinyvllm fetch` knows."
+Model = Annotated[str, typer.Option("--model", "-m", help=_A_MODEL)]
+# A command without a prompt takes its model as the first word as well; -m means the same in all of them.
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_A_MODEL, show_default=False)]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)
+]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")]
@@ -61,7 +68,10 @@ def generate(
 
 @app.command()
 def chat(
-    model: Model = "smollm2-135m-instruct",
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=_A_MODEL, show_default=DEFAULT_CHAT_MODEL)
+    ] = None,
+    same_model: ModelOption = None,
     system: Annotated[str, typer.Option(help="A first message that tells the model how to be.")] = "",
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
@@ -72,7 +82,7 @@ def chat(
     """Talk with a model. An empty line or Ctrl-D ends it."""
     with _plain_errors():
         params = _params(max_tokens, temperature, top_p, seed)
-        llm = _load(model, mine)
+        llm = _load(_one_model(model, same_model) or DEFAULT_CHAT_MODEL, mine)
         messages = [{"role": "system", "content": system}] if system else []
         for line in _questions():
             messages.append({"role": "user", "content": line})
@@ -95,10 +105,8 @@ def fetch(
 
 @app.command()
 def bench(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.", show_default=False),
-    ] = None,
+    model: ModelArgument = None,
+    same_model: ModelOption = None,
     random: Annotated[
         str | None,
         typer.Option(
@@ -134,7 +142,7 @@ def bench(
 
     with _plain_errors():
         settings = Settings(
-            model=model,
+            model=_one_model(model, same_model),
             random=random,
             batches=tuple(_positive_integers("batch", batch)),
             prompt=prompt,
@@ -152,7 +160,8 @@ def bench(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="A folder, or a name that `tinyvllm fetch` knows.")],
+    model: ModelArgument = None,
+    same_model: ModelOption = None,
     host: Annotated[str, typer.Option(help="Where to listen; only this machine by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -178,13 +187,18 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does; a page to chat is at /."""
     with _plain_errors():
+        named = _one_model(model, same_model)
+        if named is None:
+            raise ValueError(f"which model? tinyvllm serve MODEL, such as tinyvllm serve {DEFAULT_MODEL}")
         try:
             from .server.lifecycle import ServeOptions
             from .server.lifecycle import serve as serve_model
         except ModuleNotFoundError as error:
-            raise ValueError(f"{error.name} is missing: pip install 'tinyvllm-ref[serve]'") from None
+            from .installing import install_extra
+
+            raise ValueError(f"{error.name} is missing: {install_extra('serve')}") from None
         options = ServeOptions(
-            model=model,
+            model=named,
             host=host,
             port=port,
             api_key=api_key,
@@ -269,7 +283,11 @@ def grade(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Submissions at a time.")] = 1,
     exercise: Annotated[
-        str | None, typer.Option(help="Grade this one again, such as 06.3, and say whose points change.")
+        str | None,
+        typer.Option(help="Grade this one again for everybody, such as 06.3; the rest stays as reported."),
+    ] = None,
+    learner: Annotated[
+        str | None, typer.Option(help="Grade this learner again; the rest stays as reported.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Judge everything again.")] = False,
     nbval: Annotated[bool, typer.Option(help="Run nbval beside the judge.")] = True,
@@ -301,6 +319,7 @@ def grade(
             containment=containment,
             nbval=nbval,
             exercise=exercise,
+            learner=learner,
             fresh=fresh,
         )
         grade_class(options, say=typer.echo)
@@ -312,18 +331,23 @@ def submit(
         list[str] | None, typer.Argument(help="Lessons, such as 06; all that have answers by default.")
     ] = None,
     learner: Annotated[str, typer.Option(help="Who you are, as your class calls you.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path | None, typer.Option(help="The zip to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The zip to write.", show_default="LEARNER_lesson_NN.zip here")
+    ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--lessons", help="The folder that has the notebooks.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--lessons",
+            help="The folder that has the notebooks.",
+            show_default="this folder, or lessons/ in it",
+        ),
     ] = None,
 ) -> None:
     """Pack your notebooks for handing in, and see what will be graded."""
-    from .checkpoint.names import REPOSITORY
-
     with _plain_errors():
         from .course.grading.submit import submit as pack
 
-        pack(folder or REPOSITORY / "lessons", numbers or (), learner=learner, out=out, say=typer.echo)
+        pack(folder, numbers or (), learner=learner, out=out, say=typer.echo)
 
 
 @app.command()
@@ -395,6 +419,13 @@ def _params(max_tokens: int, temperature: float, top_p: float, seed: int | None)
     from .sampling_params import SamplingParams
 
     return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+
+
+def _one_model(argument: str | None, option: str | None) -> str | None:
+    """The model that a command names by its place or by -m; None where neither does."""
+    if argument is not None and option is not None and argument != option:
+        raise ValueError(f"two models are named, {argument!r} and by -m {option!r}; name one")
+    return option if argument is None else argument
 
 
 def _load(model: str, mine: bool, **options: Any) -> LLM:

@@ -14,10 +14,13 @@ from types import ModuleType
 from typing import Any
 
 _CHOICES = ("auto", "cuda", "cpu")
-_INSTALL_HINT = (
-    "Install CuPy and the CUDA libraries it uses with: "
-    'pip install "cupy-cuda12x>=14" "cuda-toolkit[nvrtc,cudart,cublas]==12.*"'
-)
+
+
+def _install_hint() -> str:
+    from .installing import pip_install  # not above: a learner's program needs nothing but this module
+
+    line = pip_install("cupy-cuda12x>=14", "cuda-toolkit[nvrtc,cudart,cublas]==12.*")
+    return f"Install CuPy and the CUDA libraries it uses with: {line}"
 
 
 class NoDevice(RuntimeError):
@@ -38,7 +41,7 @@ def _cupy() -> tuple[ModuleType, ModuleType] | str:
         import cupyx
         import cupyx.profiler
     except Exception as error:  # a broken install raises more than ImportError
-        return f"CuPy can not be imported ({type(error).__name__}: {error}). {_INSTALL_HINT}"
+        return f"CuPy can not be imported ({type(error).__name__}: {error}). {_install_hint()}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
         if count == 0:
@@ -98,8 +101,11 @@ def describe() -> str:
         says = (
             "CPU emulation: kernels are compiled for this computer's processor and checked; no GPU code runs"
         )
-        unused = "; a GPU is here and can not be used: `tinyvllm doctor` says why" if unused_gpu() else ""
-        return says + unused
+        if not unused_gpu():
+            return says
+        from .installing import typed
+
+        return f"{says}; a GPU is here and can not be used: `{typed('tinyvllm')} doctor` says why"
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
     name = properties["name"].decode()
     return f"{name}, compute capability {properties['major']}.{properties['minor']}, CuPy {cp.__version__}"

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .installing import install_extra
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -76,7 +78,7 @@ def _cupy() -> Finding:
         return Finding("CuPy", found[0])
     if shutil.which("nvidia-smi") is None:
         return Finding("CuPy", "not installed; none is needed without a GPU")
-    return Finding("CuPy", "not installed", 'pip install -e ".[gpu]"')
+    return Finding("CuPy", "not installed", install_extra("gpu"))
 
 
 def _device() -> Finding:
@@ -116,8 +118,17 @@ def _emulation() -> Finding:
 def _packages() -> Finding:
     names = ("numpy", "tokenizers", "safetensors", "jupyterlab", "matplotlib", "nbval")
     missing = [name for name in names if _version(name) is None]
-    advice = f'missing {", ".join(missing)}: pip install -e ".[course]"' if missing else ""
-    return Finding("Packages", ", ".join(f"{n} {_version(n)}" for n in names if _version(n)), advice)
+    advice = f"missing {', '.join(missing)}: {install_extra('course')}" if missing else ""
+    found = ", ".join(f"{n} {_version(n)}" for n in names if _version(n))
+    return Finding("Packages", f"{found}; for grading: {_for_grading()}", advice)
+
+
+def _for_grading() -> str:
+    """What an instructor needs beyond the course; a learner needs none of it, so it is no advice."""
+    missing = [name for name in ("psutil", "dask") if _version(name) is None]
+    packages = f"{' and '.join(missing)} missing (make grade brings them)" if missing else "packages"
+    contained = "bubblewrap" if shutil.which("bwrap") else "no bubblewrap (docs/instructors.md)"
+    return f"{packages}, {contained}"
 
 
 def _caches() -> Finding:

@@ -1,4 +1,7 @@
-"""A newcomer's first minutes, in a real browser: `make lab`, lesson 00, a check that fails, an answer, progress."""
+"""A newcomer's first minutes, in a real browser: `make lab`, lesson 00, a check that fails, an answer, progress.
+
+And what is around them: links that lead on, a terminal that finds `tinyvllm`, a server that warns of nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +46,13 @@ def copy_of_the_course(folder: Path) -> Path:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy2(REPOSITORY / name, course / name)
     shutil.copytree(REPOSITORY / "tools", course / "tools")
-    shutil.copy2(REPOSITORY / "lessons" / "00_welcome.ipynb", course / "lessons")
+    for name in ("00_welcome.ipynb", "01_safetensors.ipynb"):
+        shutil.copy2(REPOSITORY / "lessons" / name, course / "lessons")
     # An environment that is installed: this one, with a stamp that is newer than what make looks at.
     (course / "venv").mkdir()
-    (course / "venv" / "bin").symlink_to(Path(sys.executable).parent)
+    for path in Path(sys.prefix).iterdir():
+        if not path.name.startswith(".installed"):
+            (course / "venv" / path.name).symlink_to(path)
     (course / "venv" / ".installed-course").touch()
     return course
 
@@ -70,9 +78,22 @@ def own_homes(folder: Path) -> dict[str, str]:
     return kept | homes
 
 
+@dataclass
+class Lab:
+    """The address that `make lab` prints, the folder of the copy, and what the terminal has said."""
+
+    address: str
+    folder: Path
+    lines: list[str]
+
+    def workspace(self, name: str) -> str:
+        """The same page with a layout of its own: nothing that another test has open."""
+        return self.address.replace("/lab/tree/", f"/lab/workspaces/{name}/tree/")
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address that `make lab` prints, and the folder of the copy."""
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """`make lab`, as a person starts it."""
     folder = tmp_path_factory.mktemp("lab")
     course, environment = copy_of_the_course(folder), own_homes(folder)
     options = "--no-browser --ip=127.0.0.1 --port=0"
@@ -87,10 +108,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         start_new_session=True,
     )
     lines: queue.Queue[str | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
+    said: list[str] = []
+    reader = threading.Thread(target=_read, args=(process, lines, said), daemon=True)
     reader.start()
     try:
-        yield _address(lines), folder
+        yield Lab(_address(lines), folder, said)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -102,10 +124,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         reader.join(20)
 
 
-def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None], said: list[str]) -> None:
     """All that is printed, to its end, so that the server never waits for a reader."""
     assert process.stdout is not None
     for line in process.stdout:
+        said.append(line)
         lines.put(line)
     lines.put(None)
 
@@ -176,9 +199,9 @@ def answer_cell() -> str:
 
 
 def test_the_first_minutes(lab, browser):
-    address, folder = lab
+    folder = lab.folder
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    notebook = Notebook(page, address)
+    notebook = Notebook(page, lab.address)
     # It opens on lesson 00, with its kernel, and nothing else asks for attention.
     assert page.title().startswith("00_welcome")
     assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0
@@ -208,8 +231,17 @@ def test_the_first_minutes(lab, browser):
     # The right one.
     notebook.write("# Exercise 00.1", answer_cell().replace(STUB, RIGHT))
     notebook.run("# Exercise 00.1")
-    said = notebook.says(notebook.run('check("00.1", twice)'), "00.1 passed")
+    check = notebook.run('check("00.1", twice)')
+    said = notebook.says(check, "00.1 passed")
     assert "CheckFailed" not in said
+    assert "my_engine/answers/00_1.py" in said
+    assert 'solution("00.1")' in said
+    # Its card leads to the next exercise.
+    heading = page.locator("h2", has_text="00.2 · A guard").first
+    assert not _is_in_view(heading, page)
+    check.get_by_role("link", name="00.2, a guard").click()
+    heading.wait_for()
+    page.wait_for_function("h => h.getBoundingClientRect().top < innerHeight", arg=heading.element_handle())
     notebook.says(notebook.run("progress()"), "1 of ")
     passed = page.locator(".tv-map .tv-passed")
     passed.first.wait_for()
@@ -220,4 +252,73 @@ def test_the_first_minutes(lab, browser):
     entries = json.loads((folder / "home" / "progress.json").read_text())["exercises"]
     assert entries["00.1"]["passed"]
     assert RIGHT in (folder / "my_engine" / "answers" / "00_1.py").read_text()
+
+    # The map leads to the next lesson.
+    page.locator(".tv-map").get_by_role("link", name="A model is a file").first.click()
+    page.get_by_role("heading", name="01 · A model is a file").wait_for()
     page.close()
+
+
+def _is_in_view(thing: Any, page: Any) -> bool:
+    box = thing.bounding_box()
+    return box is not None and 0 <= box["y"] < page.viewport_size["height"]
+
+
+def test_a_stub_comes_back_once(lab, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    notebook = Notebook(page, lab.workspace("reset"))
+    notebook.run("import check, cp")
+    notebook.write("# Exercise 00.1", answer_cell().replace(STUB, RIGHT))
+    notebook.run("# Exercise 00.1")
+    cells = page.locator(".jp-CodeCell", has_text="# Exercise 00.1")
+    assert cells.count() == 1
+    page.keyboard.press("b")
+    page.keyboard.press("Enter")
+    page.keyboard.insert_text('reset("00.1")')
+    page.keyboard.press("Control+Enter")
+    again = notebook.cell('reset("00.1")')
+    notebook.says(again, "A fresh stub is in the next cell; your answer below is untouched.")
+    cells.nth(1).wait_for()
+    page.keyboard.press("Control+Enter")
+    notebook.says(again, "no second one is put in")
+    page.wait_for_timeout(500)  # a cell comes after what is printed
+    assert cells.count() == 2
+    page.close()
+
+
+def test_a_terminal_and_a_cell_find_the_program(lab, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    notebook = Notebook(page, lab.workspace("terminal"))
+    notebook.cell("import check, cp").locator(".jp-InputPrompt").click()
+    page.keyboard.press("b")
+    page.keyboard.press("Enter")
+    page.keyboard.insert_text("!tinyvllm --help")
+    page.keyboard.press("Control+Enter")
+    notebook.says(notebook.cell("!tinyvllm --help"), "doctor")
+
+    page.get_by_role("menuitem", name="File").click()
+    page.get_by_text("New", exact=True).first.hover()
+    page.get_by_text("Terminal", exact=True).last.click()
+    page.locator(".xterm-helper-textarea").wait_for(state="attached")
+    told = lab.folder / "told"
+    page.keyboard.type(f"command -v tinyvllm > {told}.new; mv {told}.new {told}\n", delay=5)
+    end = time.monotonic() + 60
+    while not told.exists() and time.monotonic() < end:
+        page.wait_for_timeout(100)
+    assert told.read_text().strip() == str(lab.folder / "course" / "venv" / "bin" / "tinyvllm")
+    page.close()
+
+
+def test_the_terminal_of_make_lab_warns_of_nothing(lab, browser):
+    """Notebooks are opened, kernels start and are used, a notebook is saved: what is said is information alone."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    notebook = Notebook(page, lab.workspace("quiet"))
+    notebook.run("import check, cp")
+    page.locator(".jp-RenderedImage img").first.wait_for()
+    page.keyboard.press("Control+s")
+    page.wait_for_timeout(1000)
+    page.close()
+    said = "".join(lab.lines)
+    assert "Kernel started" in said
+    alarming = r"^\[[WE] |WARNING|ERROR|Traceback|not trusted|Skipped|encryption|ping_timeout"
+    assert not [line for line in said.splitlines() if re.search(alarming, line)]

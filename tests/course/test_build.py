@@ -715,7 +715,7 @@ def test_a_solution_that_was_changed_by_hand(made, tmp_path, change, message):
     path.write_bytes((made / "solutions" / "06_sample.ipynb").read_bytes())
     build.check_solutions(root)
     edit(path, change)
-    with pytest.raises(LessonError, match=r"run `tinyvllm run-solutions 06`") as caught:
+    with pytest.raises(LessonError, match=r"run `make solutions ONLY=06`") as caught:
         build.check_solutions(root)
     assert message in str(caught.value)
     assert len(caught.value.problems) == 1
@@ -857,7 +857,7 @@ def test_a_check_shows_the_difference(built):
         build.check_lessons(built.parents[1])
     said = str(caught.value)
     assert said.startswith(
-        "lessons/06_sample.ipynb: is not what its source makes; run `tinyvllm build-lessons 06`\n"
+        "lessons/06_sample.ipynb: is not what its source makes; run `make lessons ONLY=06`\n"
     )
     assert "\n-def twice(x): return 2 * x\n" in said
     assert "\n+    # TODO (about 1 line): twice x\n" in said
@@ -935,7 +935,7 @@ def test_the_commands(tmp_path):
     root = course(tmp_path, _06_a=first, _07_b="# %%\nprint(7)\n")
     where = ("--root", str(root))
     assert invoke("run-solutions", "7", *where)[1].startswith("solutions/07_b.ipynb: written")
-    missing = "tinyvllm: solutions/06_a.ipynb: is not there; run `tinyvllm run-solutions 06`\n"
+    missing = "tinyvllm: solutions/06_a.ipynb: is not there; run `make solutions ONLY=06`\n"
     assert invoke("run-solutions", "--check", *where) == (1, "", missing)
     assert invoke("run-solutions", "--jobs", "2", *where)[0] == 0
     in_step = "The solutions' notebooks are in step with their sources.\n"

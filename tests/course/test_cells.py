@@ -113,7 +113,9 @@ def test_recorded_in_a_real_kernel_without_history(tmp_path):
     assert kinds == ["html", "error"]
     assert "not filled in" in out[2][0][1]
     assert "\n" not in out[2][1][1], "one line"
-    assert out[4] == [["stdout", "06.1 passed: a tree with modulo (3 of 3 points)\n"]]
+    ((kind, card),) = out[4]
+    assert kind == "html"
+    assert "06.1 passed:" in card
     assert out[5] == [["stdout", "42\n"]]
     assert out[7] == out[4], "lines of blanks, which IPython empties, make no other answer"
 

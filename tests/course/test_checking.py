@@ -407,6 +407,27 @@ def test_reset_moves_and_loses_nothing(capsys):
 # ---------------- what a newcomer stumbled on
 
 
+@pytest.mark.parametrize(
+    ("id", "name"), [("01.77", "LookupError"), ("99", "LookupError"), (0.1, "TypeError")]
+)
+def test_a_mistyped_exercise_is_one_line_in_a_notebook(id, name):
+    for function in (hint, check, solution):
+        with pytest.raises((LookupError, TypeError)) as caught:
+            function(id)
+        (line,) = caught.value._render_traceback_()
+        assert line == f"{name}: {caught.value}"
+        assert "\n" not in line
+
+
+def test_the_tolerance_is_said_where_it_matters():
+    expected = np.array([1.0, 2.0], np.float32)
+    tolerance = Tolerance(1e-6, 1e-6, "float32 keeps some 7 digits")
+    far = compare({"y": expected}, {"y": expected + 1}, lambda _: tolerance)
+    near = compare({"y": expected}, {"y": expected + np.float32(1e-5)}, lambda _: tolerance)
+    assert not any("tolerance" in count for count in far.counts)
+    assert any("tolerance 1e-06 relative" in count for count in near.counts)
+
+
 def test_check_says_when_it_is_given_something_else(capsys):
     run_cell(solution_cell("06.2"), "sum_halves")
     other = emulation.RawKernel('extern "C" __global__ void sum_halves() {}', "sum_halves")

@@ -66,6 +66,13 @@ def test_states_differ_in_shape() -> None:
     assert "<b>" not in html.split("tv-name")[-1]
 
 
+def test_the_map_leads_to_the_lessons() -> None:
+    html = CourseMap(lessons(2), passed("00"), {"00": "00_a.ipynb", "01": "01_b.ipynb"})._repr_html_()
+    assert html.count('<a href="00_a.ipynb">A lesson') == 1
+    assert html.count('<a href="01_b.ipynb">') == 2, "its name, and where to go on"
+    assert "<a " not in CourseMap(lessons(2), {})._repr_html_()
+
+
 def test_text_fits_a_terminal() -> None:
     course = CourseMap([Lesson("06", title="t" * 99, exercises=[("06.1", "a", False)])], {})
     text = str(course)

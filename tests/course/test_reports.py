@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tinyvllm_ref.course.reports import EngineReport, HintCard, Report, Table, WrongStory, markdown
+from tinyvllm_ref.course.exercise import Exercise
+from tinyvllm_ref.course.exercises import lessons
+from tinyvllm_ref.course.lessons import heading_cell, lesson_file
+from tinyvllm_ref.course.next_steps import after_exercise
+from tinyvllm_ref.course.reports import (
+    EngineReport,
+    HintCard,
+    Link,
+    PassCard,
+    Report,
+    Table,
+    WrongStory,
+    markdown,
+)
 
 EVIL = "<script>alert('x')</script> & \"quoted\" {{ 7 * 7 }} {% raw %}"
 
@@ -64,10 +79,24 @@ def card() -> EngineReport:
     )  # fmt: skip
 
 
+def passed(**changes: Any) -> PassCard:
+    values: dict[str, Any] = {
+        "exercise": "06.2",
+        "title": "halves",
+        "points": "3 of 3 points",
+        "kept": ("my_engine/sum.cu", "my_engine/answers/06_2.py"),
+        "following": (
+            Link("06.3, any length", "#cell-id=06-3"),
+            Link("lesson 07, RMSNorm", "07_rms_norm.ipynb"),
+        ),
+    }
+    return PassCard(**(values | changes))
+
+
 @pytest.mark.parametrize(
     "thing",
     [report(), HintCard("06.2", 2, "Read **this** `code`.\n\n- one\n- two\n\n```\nx = 1\n```", note="a note"), card(),
-     HintCard("06.2", 0, "if (a < b) c();", True), Table("T", ("", "a"), (("rows", "1,024"),), ("note",))],
+     HintCard("06.2", 0, "if (a < b) c();", True), passed(), Table("T", ("", "a"), (("rows", "1,024"),), ("note",))],
 )  # fmt: skip
 def test_html_closes_and_says_what_the_text_says(thing: Any) -> None:
     page = Reader(thing._repr_html_())
@@ -84,7 +113,8 @@ def test_nothing_of_the_learner_is_markup() -> None:
         source=((1, EVIL, True),), mistake=(EVIL, EVIL), next_step=EVIL, groups=((EVIL, 0, 1, None),), notes=(EVIL,),
         fault_note=EVIL,
     )  # fmt: skip
-    for thing in (evil, HintCard("06.2", 1, EVIL, note=EVIL), HintCard("06.2", 3, EVIL, True),
+    evil_pass = passed(title=EVIL, points=EVIL, kept=(EVIL,), following=(Link(EVIL, "javascript:" + EVIL),))
+    for thing in (evil, evil_pass, HintCard("06.2", 1, EVIL, note=EVIL), HintCard("06.2", 3, EVIL, True),
                   Table(EVIL, (EVIL,), ((EVIL,),), (EVIL,))):  # fmt: skip
         html = thing._repr_html_()
         assert "<script" not in html
@@ -104,6 +134,60 @@ def test_the_fault_is_marked_by_more_than_colour() -> None:
     text = Reader(report()._repr_html_()).text
     assert text.index("→") < text.index("scratch[t + s]")
     assert "thread 3 wrote it" in text
+
+
+def test_a_pass_says_so_without_its_colour_and_where_to_go_on() -> None:
+    html = passed()._repr_html_()
+    said = " ".join(Reader(html).text.split())
+    assert "✓ 06.2 passed: halves" in said
+    assert "Kept in my_engine/sum.cu and my_engine/answers/06_2.py" in said
+    assert 'solution("06.2") shows one to compare. Next: 06.3, any length , or lesson 07, RMSNorm .' in said
+    assert re.findall(r'href="([^"]*)"', html) == ["#cell-id=06-3", "07_rms_norm.ipynb"]
+    assert "Kept" not in passed(kept=())._repr_html_()
+    assert "Next" not in passed(following=())._repr_html_()
+    assert str(passed()) == "06.2 passed: halves (3 of 3 points)"
+
+
+EXERCISES = [one for lesson in lessons().values() for one in lesson.exercises if isinstance(one, Exercise)]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_what_comes_next_is_there(exercise: Exercise) -> None:
+    """The notebooks are asked: the cell of the heading, the file of the next lesson."""
+    cells = {cell["id"]: "".join(cell["source"]) for cell in notebook_of(exercise.lesson)["cells"]}
+    links = after_exercise(exercise)
+    assert links or exercise.id == last_of_all()
+    for link in links:
+        if link.href.startswith("#cell-id="):
+            heading = re.compile(rf"^#+ {re.escape(link.text.partition(',')[0])}\b", re.MULTILINE)
+            assert heading.search(cells[link.href.removeprefix("#cell-id=")])
+        else:
+            assert link.href == lesson_file(f"{int(exercise.lesson) + 1:02d}").name
+            assert (lesson_file(exercise.lesson).parent / link.href).is_file()
+
+
+def test_a_heading_is_found_without_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A class's copy has the lessons alone."""
+    there = [heading_cell(exercise.id) for exercise in EXERCISES]
+    monkeypatch.setattr("tinyvllm_ref.course.lessons.solution_file", lambda number: tmp_path / "none.py")
+    assert [heading_cell(exercise.id) for exercise in EXERCISES] == there
+    assert None not in there
+
+
+@pytest.mark.parametrize("lesson", list(lessons().values())[:-1], ids=lambda lesson: lesson.number)
+def test_a_lesson_ends_with_the_way_to_the_next(lesson: Any) -> None:
+    text = "".join(notebook_of(lesson.number)["cells"][-1]["source"])
+    after = lessons()[f"{int(lesson.number) + 1:02d}"]
+    link = f"**Next:** [lesson {after.number}, {after.title}]({lesson_file(after.number).name})"
+    assert text.rstrip().splitlines()[-1].startswith(link)
+
+
+def notebook_of(number: str) -> Any:
+    return json.loads(lesson_file(number).read_text(encoding="utf-8"))
+
+
+def last_of_all() -> str:
+    return EXERCISES[-1].id
 
 
 def test_a_report_of_nothing_but_a_headline() -> None:

@@ -49,8 +49,11 @@ def answered(source):
 
 
 def texts_of(cell):
-    """What a cell has printed."""
-    return "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
+    """What a cell has printed, and the plain form of what it has shown."""
+    shown = (
+        output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
+    )
+    return "\n".join(shown)
 
 
 def take(source, environment):

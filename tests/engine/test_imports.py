@@ -25,7 +25,7 @@ LEVELS = [
     ["kernels", "blas", "capturable_blas", "dependent_launch", "kv_cache", "checkpoint", "bf16"],
     ["request", "parts", "device"],
     ["outputs"],
-    ["sampling_params", "config", "emulation"],
+    ["sampling_params", "config", "emulation", "installing"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -35,12 +35,13 @@ ONLY = {
     "sampling_params": set(),
     "parts": set(),
     "emulation": set(),
+    "installing": set(),
     "request": {"sampling_params"},
     "block_manager": {"request"},
     "scheduler": {"block_manager", "request", "sampling_params"},
-    "device": {"emulation"},
+    "device": {"emulation", "installing"},
     "tokenizer": set(),
-    "checkpoint": {"bf16", "config", "device"},
+    "checkpoint": {"bf16", "config", "device", "installing"},
 }
 PURE = ("request", "block_manager", "scheduler", "sampling_params", "config", "parts")
 ONLY_CUPY = "device"  # the one module that may import cupy

@@ -23,6 +23,7 @@ import numpy as np
 from tinyvllm_ref.checkpoint.safetensors import write_safetensors
 from tinyvllm_ref.checkpoint.weights import CheckpointError, tensor_shapes
 from tinyvllm_ref.config import ModelConfig
+from tinyvllm_ref.installing import pip_install
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -105,7 +106,7 @@ def import_gguf() -> Any:
     try:
         import gguf
     except ImportError:
-        raise ImportError("a GGUF file is read with the gguf package: pip install gguf") from None
+        raise ImportError(f"a GGUF file is read with the gguf package: {pip_install('gguf')}") from None
     return gguf
 
 

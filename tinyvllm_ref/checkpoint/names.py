@@ -7,6 +7,8 @@ from pathlib import Path
 
 import platformdirs
 
+from tinyvllm_ref.installing import typed
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 REPOSITORY = _PACKAGE.parent
 
@@ -53,5 +55,5 @@ def resolve(model: str | os.PathLike[str]) -> Path:
         if (folder / "config.json").is_file():
             return folder
     places = "".join(f"\n  {folder}" for folder in candidates)
-    advice = f"\n`tinyvllm fetch {text}` gets the models that it knows." if is_name else ""
+    advice = f"\n`{typed('tinyvllm')} fetch {text}` gets the models that it knows." if is_name else ""
     raise FileNotFoundError(f"no model {text!r}: none of these folders has a config.json{places}{advice}")

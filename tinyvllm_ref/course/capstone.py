@@ -13,6 +13,7 @@ import numpy as np
 from tinyvllm_ref import LLM, SamplingParams, device, emulation
 from tinyvllm_ref.checkpoint.names import REPOSITORY, resolve
 from tinyvllm_ref.config import EngineConfig
+from tinyvllm_ref.installing import typed
 from tinyvllm_ref.parts import Parts
 from tinyvllm_ref.request import Request
 
@@ -78,7 +79,7 @@ def show_program() -> None:
     mine = sum(who == "learner" for name, who in owners.items() if name not in _NO_ENGINE)
     total = sum(name not in _NO_ENGINE for name in Parts.names())
     print(f"{folder.name}/: {len(files)} files, {lines:,} lines; {mine} of {total} parts are yours")
-    print(f'\n    python {folder.name}/generate.py "Once upon a time"')
+    print(f'\n    {typed("python")} {folder.name}/generate.py "Once upon a time"')
 
 
 # ---------------- a run

@@ -18,7 +18,9 @@ from .exercises import exercise_of, lesson_of
 from .judging import CaseResult, Verdict, judge
 from .kinds import AnotherAnswer, NotFilledIn, OutsideNames
 from .lessons import stub_cell, stub_fingerprint
-from .reports import Report
+from .next_steps import after_exercise
+from .own_lines import in_cell
+from .reports import PassCard, Report
 from .runner import Fault, describe, time_limit
 from .slips import slips_in
 
@@ -187,8 +189,10 @@ def _no_compiler() -> type[Exception]:
 
 
 def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: Verdict) -> None:
+    kept: tuple[str, ...] = ()
     try:
         my_engine.save(exercise, source, namespace)
+        kept = my_engine.files_of(exercise)
     except OSError as error:
         print(
             f"{exercise.id} is right and is not kept: {my_engine.folder()} can not be written ({error}); set "
@@ -206,8 +210,8 @@ def _pass(exercise: Exercise, source: str, namespace: dict[str, Any], verdict: V
     if passed is not None:
         passed()
     possible = sum(exercise.points.values())
-    stretch = ", stretch" if exercise.stretch else ""
-    print(f"{exercise.id} passed: {exercise.title} ({verdict.points} of {possible} points{stretch})")
+    points = f"{verdict.points} of {possible} points{', stretch' if exercise.stretch else ''}"
+    notebook.display(PassCard(exercise.id, exercise.title, points, kept, after_exercise(exercise)))
     if not was_complete and lesson_complete(exercise.lesson):
         notebook.celebrate(lesson_of(exercise.id))
 
@@ -235,6 +239,8 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None, cell: str = "")
     """The report of an answer that was run and is not right; `cell` is its source."""
     exercise, result = verdict.exercise, verdict.first_failure
     fault, difference = result.outcome.fault, result.difference
+    if fault is not None and cell:
+        fault = in_cell(fault, cell)
     notes: list[str] = []
     source = fault.source if fault is not None else ()
     fault_note = "; ".join(fault.details) if fault is not None else ""
@@ -263,7 +269,9 @@ def report_of_verdict(verdict: Verdict, mistake: Mistake | None, cell: str = "")
         rows = tuple((index, "(yours to find)", got) for index, _, got in rows)
     later = next((other for other in verdict.results if not other.clean and fault is None), None)
     if later is not None and later.outcome.fault is not None:
-        notes.append(f"Also, in the case {later.case.label}: {_headline(later.outcome.fault)}.")
+        notes.append(
+            f"Also, in the case {later.case.label}: {_headline(in_cell(later.outcome.fault, cell))}."
+        )
     return Report(
         exercise=exercise.id,
         title=exercise.title,

@@ -53,13 +53,18 @@ class CourseMap:
     state : mapping of str to str
         Exercise id -> ``"passed"``, ``"tried"`` or ``"untouched"``; what is missing is untouched.
 
+    links : mapping of str to str, optional
+        Lesson number -> the address of its notebook, relative to the one that shows the map.
+
     Raises
     ------
     ValueError
         If a state is another word, or a lesson belongs to no part.
     """
 
-    def __init__(self, lessons: Sequence[Lesson], state: Mapping[str, str]) -> None:
+    def __init__(
+        self, lessons: Sequence[Lesson], state: Mapping[str, str], links: Mapping[str, str] | None = None
+    ) -> None:
         for id, word in state.items():
             if word not in _SHAPES:
                 raise ValueError(f"exercise {id}: state {word!r}; it is one of {', '.join(_SHAPES)}")
@@ -70,6 +75,7 @@ class CourseMap:
                 )
         self.lessons = list(lessons)
         self.state = dict(state)
+        self.links = dict(links or {})
 
     def state_of(self, id: str) -> str:
         """The state of an exercise."""
@@ -145,6 +151,7 @@ class CourseMap:
                         "title": lesson.title,
                         "minutes": lesson.minutes,
                         "here": lesson is here,
+                        "href": self.links.get(lesson.number, ""),
                         "dots": self.dots(lesson),
                         "count": self._count(lesson),
                     }
@@ -154,7 +161,11 @@ class CourseMap:
             for heading, lessons in self._parts()
         ]
         return reports.render(
-            "map.html.jinja", headline=self.headline, percent=self.percent, parts=parts, where=self.where
+            "map.html.jinja",
+            headline=self.headline,
+            percent=self.percent,
+            parts=parts,
+            where=reports.Link(self.where, self.links.get(here.number, "") if here is not None else ""),
         )
 
     def __str__(self) -> str:

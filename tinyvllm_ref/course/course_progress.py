@@ -8,6 +8,7 @@ from . import notebook, store
 from .course_map import CourseMap
 from .exercise import Lesson
 from .exercises import lesson_of, lessons
+from .next_steps import address
 
 
 def progress() -> None:
@@ -23,7 +24,8 @@ def course_map() -> CourseMap:
         for lesson in lessons().values()
         for exercise in lesson.exercises
     }
-    return CourseMap([_Drawn(lesson) for lesson in lessons().values()], state)
+    links = {number: address(number) for number in lessons()}
+    return CourseMap([_Drawn(lesson) for lesson in lessons().values()], state, links)
 
 
 def lesson_complete(number: str) -> bool:

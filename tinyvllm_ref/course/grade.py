@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 
-if importlib.util.find_spec("psutil") is None:
-    raise ValueError('grading needs psutil and Dask: pip install "tinyvllm-ref[grade]"')
+from ..installing import install_extra
+
+# Said now: a missing one would stop a grading in the midst of it, or be taken for an answer's fault.
+if _missing := [
+    name
+    for name in ("psutil", "nbformat", "nbval", "ipykernel", "pytest")
+    if importlib.util.find_spec(name) is None
+]:
+    raise ValueError(f"grading needs {', '.join(_missing)}, not installed here: {install_extra('grade')}")
 
 from .grading.grading import Options, grade
 from .grading.limits import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import my_engine, notebook, store
+from . import cells, my_engine, notebook, store
 from .checking import SEED
 from .exercise import Exercise, Prediction
 from .exercises import exercise_of, lesson_of
@@ -86,11 +86,14 @@ def solution(id: str, anyway: bool = False) -> None:
     notebook.display(HintCard(exercise=id, tier=0, text=text, is_code=is_code, note=note))
 
 
+_put_in: dict[str, str] = {}  # exercise -> the cell that was recorded when its last fresh stub was put in
+
+
 def reset(id: str) -> None:
     """Begin an exercise (``"06.2"``) or a lesson (``"06"``) again.
 
     Its progress is forgotten, and its parts leave ``my_engine/``; the files are moved to ``my_engine/removed/``.
-    A new cell gets the stub of an exercise.
+    A new cell gets the stub of an exercise, unless the last one that it got is still as it was.
     """
     whole = "." not in id
     chosen = lesson_of(id).exercises if whole else (exercise_of(id),)
@@ -99,10 +102,30 @@ def reset(id: str) -> None:
         store.update(exercise.id, lambda entry: entry.clear())
         if isinstance(exercise, Exercise):
             moved += my_engine.remove(exercise)
-    what = f"lesson {id}" if whole else f"exercise {id}"
-    print(f"{what} is as at the beginning" + "".join(f"\nkept: {path}" for path in moved))
-    stub = None if whole else stub_cell(id)
-    if stub is not None and notebook.in_notebook():
-        from IPython import get_ipython
+    print(
+        f"{'lesson' if whole else 'exercise'} {id} is as at the beginning. {_cells_after_reset(id, whole)}".rstrip()
+    )
+    for path in moved:
+        print(f"what had passed is now {path}")
 
-        get_ipython().set_next_input(stub)
+
+def _cells_after_reset(id: str, whole: bool) -> str:
+    """Put a fresh stub into the next cell where there is none yet; what became of the cells, in words."""
+    if not notebook.in_notebook():
+        return ""
+    if whole:
+        return "The cells of the notebook are untouched."
+    stub = stub_cell(id)
+    if stub is None:
+        return "Your answer's cell is untouched."
+    now = cells.recorded(id) or ""
+    if cells.fingerprint(now) == cells.fingerprint(stub) or _put_in.get(id) == now:
+        return (
+            "There is a stub already that has not been filled in, so no second one is put in. "
+            "If you deleted its cell, Esc and Z bring it back."
+        )
+    from IPython import get_ipython
+
+    _put_in[id] = now
+    get_ipython().set_next_input(stub)
+    return "A fresh stub is in the next cell; your answer below is untouched. check takes the one that you run last."

@@ -11,6 +11,7 @@ from tinyvllm_ref.checkpoint.names import REPOSITORY
 
 from . import cells, regions
 from .exercises import lesson_of
+from .making.identity import slug
 
 
 def solution_file(number: str) -> Path:
@@ -46,6 +47,22 @@ def stub_fingerprint(id: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None
+
+
+def heading_cell(id: str) -> str | None:
+    """The id of the cell with an exercise's heading, the same in both notebooks; None where that is not known."""
+    heading = re.compile(rf"^#+ {re.escape(id)}\b", re.MULTILINE)
+    try:
+        source = solution_file(id).read_text(encoding="utf-8")
+        texts = [re.sub(r"^# ?", "", text, flags=re.MULTILINE) for text in _MARKER.split(source)]
+        return next((slug(text) for text in texts if heading.search(text)), None)
+    except OSError:
+        pass
+    try:
+        found = json.loads(lesson_file(id).read_text(encoding="utf-8"))["cells"]
+        return next((str(cell["id"]) for cell in found if heading.search("".join(cell["source"]))), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 _MARKER = re.compile(r"^# %%.*$", re.MULTILINE)

@@ -70,6 +70,12 @@ def answer(exercise: str) -> str | None:
         return None
 
 
+def files_of(exercise: Exercise) -> tuple[str, ...]:
+    """What :func:`save` writes, part first, as the course calls it wherever the folder is: ``my_engine/...``."""
+    files = ([exercise.file] if exercise.makes else []) + [f"answers/{_answer_path(exercise.id).name}"]
+    return tuple(f"my_engine/{file}" for file in files)
+
+
 def save(exercise: Exercise, source: str, namespace: dict[str, Any]) -> None:
     """Keep an answer that passed, and the parts that it makes.
 

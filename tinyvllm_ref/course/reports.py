@@ -37,7 +37,7 @@ def _environment() -> jinja2.Environment:
 def render(template: str, **values: Any) -> str:
     """Fill a template of ``templates/``; every value is escaped, and the course's style sheet comes with it."""
     style = Markup(re.sub(r"\s*\n\s*", " ", look.CSS).strip())
-    return _environment().get_template(template).render(style=style, **values)
+    return _environment().get_template(template).render({"style": style} | values)
 
 
 def prose(text: str) -> Markup:
@@ -214,6 +214,44 @@ class Report:
 
     def __str__(self) -> str:
         return self.render_text()
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where to go on: what it is called, and its address, relative to the notebook; "" where it has none."""
+
+    text: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class PassCard:
+    """That an answer has passed: one line of text, and in a notebook a small card that also says what comes next.
+
+    Attributes
+    ----------
+    exercise, title : str
+        ``"06.2"`` and its name.
+    points : str
+        ``"3 of 3 points"``.
+    kept : sequence of str
+        Files of ``my_engine/`` that it is kept in; none where that could not be written.
+    following : sequence of Link
+        What comes next. It depends on the exercise alone, so that the card is the same whenever it is shown.
+    """
+
+    exercise: str
+    title: str
+    points: str
+    kept: Sequence[str] = ()
+    following: Sequence[Link] = ()
+
+    def _repr_html_(self) -> str:
+        html = render("pass.html.jinja", card=self, style=Markup(look.PASS_CSS))
+        return html.replace("\n", "")
+
+    def __str__(self) -> str:
+        return f"{self.exercise} passed: {self.title} ({self.points})"
 
 
 def _group(group: tuple[str, int, int, bool | None]) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tinyvllm_ref import LLM, SamplingParams, emulation
+from tinyvllm_ref.installing import install_extra
 from tinyvllm_ref.parts import Parts
 from tinyvllm_ref.server.async_engine import AsyncEngine
 
@@ -167,7 +168,7 @@ def _serving(num_blocks: int = 256) -> Iterator[Serving | None]:
         import openai
         import uvicorn  # noqa: F401
     except ImportError as error:
-        print(f"{error.name} is not installed: pip install openai uvicorn")
+        print(f"{error.name} is not installed: {install_extra('course')}")
         yield None
         return
     with wired(own):

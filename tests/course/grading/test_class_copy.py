@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tinyvllm_ref.checkpoint.names import REPOSITORY
+from tinyvllm_ref.course.exercises import lessons
 from tinyvllm_ref.course.grading.course_file import read_course
-from tinyvllm_ref.course.making.classroom import make_class
+from tinyvllm_ref.course.making.class_readme import KEPT, class_readme
+from tinyvllm_ref.course.making.classroom import LEFT_OUT, make_class
 
 from .handing_in import NAME
 
@@ -36,6 +40,30 @@ def test_nothing_that_answers_comes_along(repository, tmp_path):
     make_class(repository, tmp_path / "class", say=lambda line: None)
     assert files_in(tmp_path / "class") == ["README.md", "data/prompts.txt", f"lessons/{NAME}"]
     assert "BEGIN SOLUTION" not in (tmp_path / "class" / "lessons" / NAME).read_text()
+
+
+def test_the_copy_s_readme_is_a_learner_s(tmp_path):
+    """Made from the repository's own: every lesson, how to hand in, and nothing that is not in the copy."""
+    make_class(REPOSITORY, tmp_path / "class", say=lambda line: None)
+    text = (tmp_path / "class" / "README.md").read_text()
+    for lesson in lessons().values():
+        assert f"| {lesson.number} | [" in text
+    for name in KEPT:
+        assert f"\n## {name}\n\n" in text
+    assert ".venv/bin/tinyvllm submit 06 --learner NAME" in text
+    for words in ("make test", "make grade", "instructor", "are in `solutions/`", "For engineers"):
+        assert words not in text
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
+        assert (tmp_path / "class" / target).exists(), target
+    for page in (tmp_path / "class" / "docs").glob("*.md"):  # nor do other pages lead to what is left out
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
+            name = (Path("docs") / target).as_posix().replace("docs/../", "")
+            assert not name.startswith(LEFT_OUT), f"{page.name}: {target}"
+
+
+def test_the_copy_s_readme_says_which_solutions_are_there():
+    assert "The solutions are not in this copy.\n" in class_readme("", [])
+    assert "but for those of lesson 05, 06, in `solutions/`" in class_readme("", ["05", "06"])
 
 
 def test_a_lesson_past_its_due_time_comes_with_its_solution(repository, tmp_path):

@@ -17,7 +17,9 @@ import pytest
 from tinyvllm_ref.checkpoint.names import REPOSITORY
 from tinyvllm_ref.course.grading import containment, runtime
 from tinyvllm_ref.course.grading.cluster import require_safe
-from tinyvllm_ref.course.grading.submit import submit
+from tinyvllm_ref.course.grading.roster import Roster
+from tinyvllm_ref.course.grading.submissions import owner
+from tinyvllm_ref.course.grading.submit import default_folder, submit
 from tinyvllm_ref.emulation import toolchain
 
 from .handing_in import LIMITS, NAME, graded, mistake, notebook, perfect, right, row_of
@@ -172,6 +174,43 @@ def test_submit_says_what_is_in_the_way(tmp_path):
     (tmp_path / NAME).write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         submit(tmp_path, ["06"], learner="ada", out=tmp_path / "x.zip")
+
+
+def lessons_with(folder, answers):
+    (folder / "lessons").mkdir(parents=True)
+    (folder / "lessons" / NAME).write_text(json.dumps(notebook(answers)))
+    return folder / "lessons"
+
+
+def test_submit_says_where_it_read_and_that_nothing_is_filled_in(tmp_path, monkeypatch):
+    """The working folder's notebooks come before those of the checkout whose command this is."""
+    lessons = lessons_with(tmp_path / "mine", {})
+    said = []
+    monkeypatch.chdir(lessons.parent)
+    target = submit(None, ["06"], learner="ada", say=said.append)
+    assert said[0] == f"From {lessons}:"
+    assert str(target) == "ada_lesson_06.zip"
+    assert target.exists()
+    assert said[-1].startswith(f"Nothing is filled in in {NAME}, and it is packed all the same")
+    monkeypatch.chdir(lessons)
+    assert default_folder() == lessons
+    monkeypatch.chdir(tmp_path)
+    assert default_folder() == REPOSITORY / "lessons"
+
+
+def test_what_submit_packs_is_its_learner_s_whatever_lessons_are_in_it(tmp_path, monkeypatch):
+    """The name of the zip is read again when it is graded."""
+    lessons = lessons_with(tmp_path / "mine", {"06.1": right("06.1")})
+    for number, slug in (("05", "embedding_kernel"), ("07", "rms_norm")):
+        (lessons / f"{number}_{slug}.ipynb").write_text(json.dumps(notebook({})))
+    monkeypatch.chdir(lessons.parent)
+    said = []
+    assert submit(None, learner="ada", say=said.append).name == "ada_lesson_06.zip"
+    assert not any("Nothing is filled in" in line for line in said)
+    target = submit(None, ["05", "06", "07"], learner="ada", say=said.append)
+    assert target.name == "ada_lessons_05_06_07.zip"
+    for name in ("ada_lesson_06.zip", target.name, "ada_lessons_00-24.zip"):
+        assert owner((name,), Roster()).learner == "ada"
 
 
 # ---------------- several processes, and a worker that dies

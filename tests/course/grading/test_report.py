@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 from tinyvllm_ref.course.grading.course_file import LateRule, read_course
-from tinyvllm_ref.course.grading.grading import seed_of
+from tinyvllm_ref.course.grading.grading import Options, grade, seed_of
 from tinyvllm_ref.course.grading.roster import Learner, Roster
 from tinyvllm_ref.course.grading.similarity import alike
 from tinyvllm_ref.course.grading.submissions import owner
 
-from .handing_in import graded, hand_in, mistake, notebook, right, row_of
+from .handing_in import LIMITS, graded, hand_in, level, mistake, notebook, right, row_of
 
 COURSE = """
 [course]
@@ -117,6 +117,104 @@ def test_one_exercise_again_and_decisions_by_hand_stay(course):
     assert not bob.results["06.3"].passed  # not looked at again
     assert bob.points("06.2") == 2
     assert "shown in the tutorial" in (course / "report" / "index.html").read_text()
+
+
+def test_what_is_set_by_hand_is_shown_with_what_the_judge_says(course):
+    (course / "overrides.csv").write_text(
+        "learner,exercise,points,reason\nbob,06.2,2,shown in the tutorial\nbob,07.1,1,for another lesson\n"
+    )
+    said = []
+    options = Options(
+        course / "in",
+        course / "report",
+        course / "course.toml",
+        nbval=False,
+        containment=level(),
+        limits=LIMITS,
+    )
+    grade(options, said.append)
+    page = (course / "report" / "index.html").read_text()
+    what = "06.2: set by hand to 2 of 3, where the judge says 0: shown in the tutorial"
+    assert f"<li><b>bob</b> {what}</li>" in page
+    details = page[page.index("<h2>Learners</h2>") :]
+    assert "0/3</span> <b>06.2</b>" not in details[details.index("<b>bob</b>") : details.index("<b>eve</b>")]
+    assert (
+        "2/3!</span> <b>06.2</b> set by hand: shown in the tutorial.<br>The judge: 0/3, not filled in"
+        in details
+    )
+    ignored = "overrides.csv: bob 07.1: lesson 07 is not graded, so it changes nothing"
+    assert f"<li>{ignored}</li>" in page
+    assert any(ignored in text for text in said)
+    assert "07.1" not in (course / "report" / "grades.csv").read_text()
+
+
+def test_one_learner_again(course):
+    graded(course, course=course / "course.toml")
+    new = notebook({"06.1": right("06.1"), "06.3": right("06.3")})
+    for learner in ("bob", "mallory"):
+        hand_in(course, new, learner)
+    report = graded(course, course=course / "course.toml", learner="bob", exercise="06.1")
+    assert row_of(report, "bob").results["06.1"].passed
+    assert not row_of(report, "bob").results["06.3"].passed
+    report = graded(course, course=course / "course.toml", learner="bob")
+    assert row_of(report, "bob").results["06.3"].passed
+    assert not row_of(report, "mallory").results["06.1"].passed  # not looked at
+    with pytest.raises(
+        ValueError, match="--learner bib: nobody of that name is in the class; there are ada, bob"
+    ):
+        graded(course, course=course / "course.toml", learner="bib")
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        ({"learner": "ada"}, "--learner ada: .* has no report yet; grade all first"),
+        ({"exercise": "06.1"}, "--exercise 06.1: .* has no report yet"),
+        ({"exercise": "6.5"}, "--exercise 6.5: is 06.5 meant?"),
+        ({"exercise": "06.9"}, "no exercise '06.9'"),
+    ],
+)
+def test_what_can_not_be_graded_again(course, again, words):
+    with pytest.raises((ValueError, LookupError), match=words):
+        graded(course, course=course / "course.toml", **again)
+
+
+def test_what_grading_remarks_is_for_the_instructor_and_said_once(course, monkeypatch):
+    """Not on a learner's page; and one line for all of whom it is true."""
+    graded(course, course=course / "course.toml")
+    path = course / "report" / "report.json"
+    old = json.loads(path.read_text())
+    remark = "judged on a busy machine; regrade with --exercise 06.1 if in doubt"
+    for row in old["learners"]:
+        row["results"]["06.1"]["remarks"] = [remark] if row["learner"] in ("ada", "bob") else []
+    path.write_text(json.dumps(old))
+    graded(course, course=course / "course.toml", exercise="06.2")
+    page = (course / "report" / "index.html").read_text()
+    assert page.count("busy machine") == 1
+    assert f"<b>ada, bob</b> 06.1: {remark}" in page
+    for feedback in (course / "report" / "feedback").rglob("*.html"):
+        assert "busy machine" not in feedback.read_text()
+
+
+def test_a_report_of_before_there_were_remarks_is_read(course):
+    graded(course, course=course / "course.toml")
+    path = course / "report" / "report.json"
+    old = json.loads(path.read_text())
+    for row in old["learners"]:
+        for result in row["results"].values():
+            del result["remarks"]
+    path.write_text(json.dumps(old))
+    assert row_of(graded(course, course=course / "course.toml", exercise="06.2")).results["06.1"].passed
+
+
+def test_a_bar_is_a_share_of_the_class_and_a_group_is_all_or_nothing(course):
+    graded(course, course=course / "course.toml")
+    page = (course / "report" / "index.html").read_text()
+    teach = page[page.index("What to teach next") : page.index("Passed, by exercise")]
+    assert "by how many of the 4 learners make them" in teach
+    assert "width: 25.0%" in teach
+    feedback = (course / "report" / "feedback" / "bob" / "06.html").read_text()
+    assert "A group's points come when all of its cases pass." in feedback
 
 
 def test_feedback_has_no_values_of_hidden_inputs(course):

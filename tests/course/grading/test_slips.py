@@ -353,11 +353,12 @@ def test_a_loop_that_was_given_more_time_says_so(monkeypatch):
     monkeypatch.setattr(judge.Process, "cpu_seconds", lambda self: 0.0)
     result = short("def running(x):\n    while True: pass")
     assert (result.points, result.kind) == (0, "PythonTimeout")
-    assert any("1.2 s a case" in note for note in result.notes)
+    assert result.notes == ()  # nothing of it is for the learner
+    assert result.remarks == ("judged on a busy machine; regrade with --exercise 99.1 if in doubt",)
 
 
 def test_a_loop_that_had_its_time_is_not_tried_again(monkeypatch):
     used = iter(range(0, 1000, 10))
     monkeypatch.setattr(judge.Process, "cpu_seconds", lambda self: float(next(used)))
     result = short("def running(x):\n    while True: pass")
-    assert (result.points, result.kind, result.notes) == (0, "PythonTimeout", ())
+    assert (result.points, result.kind, result.notes, result.remarks) == (0, "PythonTimeout", (), ())

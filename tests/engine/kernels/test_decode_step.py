@@ -172,9 +172,10 @@ def _check_cache(ours: Steps, theirs: Steps, context: int, since: int = 0) -> No
         for layer in range(len(got)):
             for token in range(since, context):
                 assert _distance(got[layer, token], want[layer, token]) <= NEAR_KEYS
-        # The first layer's inputs are the same: at most one step of bfloat16, and rarely that.
+        # The first layer's inputs are the same: at most one step of bfloat16, and rarely that. A card adds up in
+        # another order, and where two products nearly cancel in a rotation, their difference may be some steps off.
         a, b = (x[0, :context].astype(np.int64) for x in (got, want))
-        assert np.abs(a - b).max() <= 1
+        assert (np.abs(a - b) > 1).mean() <= (1e-3 if is_gpu else 0)
         assert (a != b).mean() <= 0.02
 
 

@@ -9,6 +9,21 @@ import pkgutil
 from tinyvllm_ref.course.exercise import Exercise, Lesson, Prediction
 
 
+class _OneLine(Exception):
+    """An error whose message says it all: in a notebook that line alone is shown, as of a check that fails."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__base__.__name__}: {self}"]  # type: ignore[union-attr]
+
+
+class _NoSuchExercise(LookupError, _OneLine):
+    """An exercise or a lesson that there is not."""
+
+
+class _NoId(TypeError, _OneLine):
+    """What is given as an exercise's id is no text."""
+
+
 @functools.cache
 def lessons() -> dict[str, Lesson]:
     """All lessons, by number, in order. A module is named ``lesson_NN_topic``."""
@@ -25,7 +40,7 @@ def lesson_of(id: str) -> Lesson:
     """
     number = str(id).partition(".")[0]
     if number not in _numbers():
-        raise LookupError(f"there is no lesson {number!r}; the lessons are {', '.join(_numbers())}")
+        raise _NoSuchExercise(f"there is no lesson {number!r}; the lessons are {', '.join(_numbers())}")
     return _load(next(name for name in _modules() if _number(name) == number))
 
 
@@ -38,13 +53,13 @@ def exercise_of(id: str) -> Exercise | Prediction:
         There is none; the message says which there are.
     """
     if not isinstance(id, str):
-        raise TypeError(f"an exercise is named by a string such as '06.2', not by {type(id).__name__} {id!r}")
+        raise _NoId(f"an exercise is named by a string such as '06.2', not by {type(id).__name__} {id!r}")
     lesson = lesson_of(id)
     for exercise in lesson.exercises:
         if exercise.id == id:
             return exercise
     known = ", ".join(exercise.id for exercise in lesson.exercises)
-    raise LookupError(f"there is no exercise {id!r}; lesson {lesson.number} has {known}")
+    raise _NoSuchExercise(f"there is no exercise {id!r}; lesson {lesson.number} has {known}")
 
 
 def _load(module: str) -> Lesson:

@@ -33,8 +33,8 @@ SHADES = LinearSegmentedColormap.from_list("paper_to_blue", [look.PAPER, "#BBD9E
 
 
 @in_one_look
-def blocks_over_array(n: int, block: int, grid: int) -> AltFigure:
-    """Blocks of threads laid over an array: which threads have an element, and which the guard stops.
+def blocks_over_array(n: int, block: int, grid: int, guarded: bool = True) -> AltFigure:
+    """Blocks of threads laid over an array: which threads have an element, and which have none.
 
     Parameters
     ----------
@@ -42,6 +42,8 @@ def blocks_over_array(n: int, block: int, grid: int) -> AltFigure:
         Elements of the array.
     block, grid : int
         Threads of a block, and blocks. At most 512 threads are drawn.
+    guarded : bool
+        Whether the kernel has a guard that stops the threads without an element; else they are only named.
 
     Returns
     -------
@@ -61,7 +63,7 @@ def blocks_over_array(n: int, block: int, grid: int) -> AltFigure:
     sheet.title(
         f"{plural(grid, 'block')} of {plural(block, 'thread')} over {plural(n, 'element')}",
         f"{plural(threads, 'thread')}: {threads - stopped:,} with an element"
-        + (f", {stopped:,} stopped by the guard" if stopped else "")
+        + (f", {stopped:,} {'stopped by the guard' if guarded else 'without one'}" if stopped else "")
         + (f"; {plural(missed, 'element')} nobody handles" if missed else ""),
     )
     columns = block * max(1, 32 // block) if block <= 32 else 32
@@ -78,14 +80,14 @@ def blocks_over_array(n: int, block: int, grid: int) -> AltFigure:
         )
     ]
     if stopped:
-        entries.append(
-            ("stopped by if (i < n)", {"fill": look.WASTE, "edge": look.RULE, "hatch": look.HATCH})
-        )
+        says = "stopped by if (i < n)" if guarded else "a thread without an element"
+        entries.append((says, {"fill": look.WASTE, "edge": look.RULE, "hatch": look.HATCH}))
     if missed:
         entries.append(("no thread", {"fill": look.PAPER, "edge": look.VERMILION.line, "dashed": True}))
     sheet.key(entries)
+    without = f"the guard stops {stopped} threads" if guarded else f"{stopped} threads have no element"
     return sheet.finish(
-        f"{grid} blocks of {block} threads over an array of {n} elements; the guard stops {stopped} threads, "
+        f"{grid} blocks of {block} threads over an array of {n} elements; {without}, "
         f"and {missed} elements have no thread."
     )
 

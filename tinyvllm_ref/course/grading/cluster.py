@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...installing import install_extra
 from . import runtime, work
 
 Job = Mapping[str, Any]
@@ -42,7 +43,7 @@ def run_with_dask(
         import distributed as _distributed
     except ImportError:
         raise ValueError(
-            'several jobs need Dask: pip install "tinyvllm-ref[grade]", or leave --jobs and --scheduler out'
+            f"several jobs need Dask: {install_extra('grade')}; or leave --jobs and --scheduler out"
         ) from None
     distributed: Any = _distributed  # its classes have no types
     settings = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,9 @@ class Options:
     nbval : bool
         Whether nbval runs beside; the course file may say no as well.
     exercise : str or None
-        Grade this one again and take the rest from the report that is there.
+        Grade this one again, for everybody, and take the rest from the report that is there.
+    learner : str or None
+        Grade this learner again, all or the one `exercise`, and take the rest from the report that is there.
     fresh : bool
         Judge everything again, whatever is known already.
     limits : Limits
@@ -66,6 +69,7 @@ class Options:
     containment: str = "auto"
     nbval: bool = True
     exercise: str | None = None
+    learner: str | None = None
     fresh: bool = False
     limits: Limits = field(default_factory=Limits)
 
@@ -114,16 +118,16 @@ def grade(options: Options, say: Callable[[str], None] = print) -> Report:
 def _grade(options: Options, say: Callable[[str], None]) -> Report:
     course = read_course(options.course, options.report)
     old = read_old(options.report)
-    if options.exercise is not None:
-        exercise_of(options.exercise)
-        if old is None:
-            raise ValueError(
-                f"--exercise {options.exercise}: {options.report} has no report yet; grade all first"
-            )
+    _require_again(options, old)
     collected = collect(options.submissions, course.roster)
     numbers = _lessons(course, collected)
     handed = _sort(collected, course, numbers)
-    problems = [*collected.problems, *_doubts(course, handed)]
+    if options.learner is not None and options.learner not in {one.learner.id for one in handed}:
+        names = ", ".join(one.learner.id for one in handed)
+        raise ValueError(
+            f"--learner {options.learner}: nobody of that name is in the class; there are {names}"
+        )
+    problems = [*collected.problems, *_doubts(course, numbers, handed)]
     secret_files = [path for path in (options.course, options.report / "secret.txt") if path is not None]
     where = containment.find(
         options.containment, options.limits, secret_files=secret_files, writable=[options.report]
@@ -143,13 +147,30 @@ def _grade(options: Options, say: Callable[[str], None]) -> Report:
     return report
 
 
+def _require_again(options: Options, old: Old | None) -> None:
+    """What is to be graded again exists, and the rest of the report does."""
+    if options.exercise is not None:
+        meant = re.fullmatch(r"(\d)\.(\d+)", options.exercise)
+        if meant:
+            raise ValueError(f"--exercise {options.exercise}: is 0{options.exercise} meant?")
+        exercise_of(options.exercise)
+    for name, value in (("exercise", options.exercise), ("learner", options.learner)):
+        if value is not None and old is None:
+            raise ValueError(f"--{name} {value}: {options.report} has no report yet; grade all first")
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _doubts(course: Course, handed: Sequence[Handed]) -> list[str]:
+def _doubts(course: Course, numbers: Sequence[str], handed: Sequence[Handed]) -> list[str]:
     """What is set and has no effect, which is most often a name that is misspelt."""
     found = course.strangers([one.learner.id for one in handed])
+    found += [
+        f"overrides.csv: {learner} {id}: lesson {id[:2]} is not graded, so it changes nothing"
+        for learner, id in course.overrides
+        if id[:2] not in numbers
+    ]
     if course.roster.unused:
         found.append(f"roster.csv: not used: {', '.join(course.roster.unused)}")
     return found
@@ -250,7 +271,9 @@ class _Grader:
 
     def __init__(self, options: Options, course: Course, level: str, say: Callable[[str], None]) -> None:
         self._options, self._course, self._level, self._say = options, course, level, say
-        self._cache = Cache(options.report / "cache", fresh=options.fresh or options.exercise is not None)
+        again = options.fresh or options.exercise is not None or options.learner is not None
+        self._cache = Cache(options.report / "cache", fresh=again)
+        self._known = Cache(options.report / "cache")
         self._pristine: dict[str, str] = {}
         self._nbval = options.nbval and course.nbval and options.exercise is None
 
@@ -288,7 +311,7 @@ class _Grader:
         for exercise in lesson_of(number).exercises:
             id = exercise.id
             kept = None
-            if old is not None and self._options.exercise not in (None, id):
+            if old is not None and not self._is_wanted(learner, id):
                 kept = old.results.get((learner, id))
             if id in answers.problems:
                 one.results[id] = _problem(id, answers.problems[id])
@@ -313,6 +336,10 @@ class _Grader:
             "all_answers": dict(answers.sources),
         }
 
+    def _is_wanted(self, learner: str, id: str) -> bool:
+        """Whether it is to be judged, where only some are to be judged again."""
+        return self._options.learner in (None, learner) and self._options.exercise in (None, id)
+
     def _answer(self, learner: str, id: str, answers: Answers) -> dict[str, Any]:
         before = [(other, answers.sources[other]) for other in work.builds_on(id) if other in answers.sources]
         solutions = [
@@ -335,7 +362,8 @@ class _Grader:
         if number not in self._pristine:
             self._pristine[number] = pristine_lesson(number)
         lesson = self._pristine[number]
-        known = self._cache.get(self._beside_key(number, answers))
+        asked = self._options.learner in (None, one.learner.id)
+        known = (self._cache if asked else self._known).get(self._beside_key(number, answers))
         if known is not None:
             one.nbval[number] = Beside(**known)
             return None

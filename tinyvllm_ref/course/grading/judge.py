@@ -22,6 +22,7 @@ from ..compare import Difference
 from ..diagnosis import find_mistake
 from ..exercise import CLEAN, Case, Exercise, Prediction
 from ..judging import HOPELESS, CaseResult, Verdict, assess, cases_of
+from ..own_lines import in_cell
 from ..runner import Fault, Observed, Outcome
 from . import runtime
 from .containment import place
@@ -104,8 +105,8 @@ def _judge(
         result = _judge_within(patient, exercise, task, before, level, limits, last=True)
         if result.kind not in (*_OUT_OF_TIME, "timeout"):
             return result
-        return result.with_note(
-            f"its process waited more than it ran, so it got {patient:g} s a case, and ran out"
+        return result.with_remarks(
+            [f"judged on a busy machine; regrade with --exercise {exercise.id} if in doubt"]
         )
 
 
@@ -137,8 +138,8 @@ def _judge_within(
         label = pairs[len(results)][0].label if running and len(results) < len(pairs) else ""
         return _result(exercise, task, "stopped", f"{stopped}", kind=stopped.kind, case=label)
     verdict = Verdict(exercise, tuple(results), len(results) == len(pairs))
-    return _verdict_result(exercise, task, verdict, dict(task.solution_before or before)).with_notes(
-        session.notes
+    return _verdict_result(exercise, task, verdict, dict(task.solution_before or before)).with_remarks(
+        session.remarks
     )
 
 
@@ -184,7 +185,7 @@ class _Session:
             [*(name for name, _ in callables.values()), *runtime.imports_of(source), *task.modules]
         )
         self.tree = runtime.runner_tree(modules)
-        self.notes = visible_references(exercise, modules)
+        self.remarks = visible_references(exercise, modules)
         self._task = {
             name: getattr(exercise, name) for name in ("id", "answer", "kind", "arguments", "uses")
         } | {"seconds": seconds}
@@ -279,7 +280,7 @@ def _reference() -> Parts:
 
 
 def visible_references(exercise: Exercise, modules: frozenset[str]) -> tuple[str, ...]:
-    """Notes on parts that this exercise makes and whose reference came along with what it needs."""
+    """Remarks on parts that this exercise makes and whose reference came along with what it needs."""
     if not modules:
         return ()
     files = runtime.needed_files(modules)
@@ -388,6 +389,8 @@ def _verdict_result(exercise: Exercise, task: Task, verdict: Verdict, before: Ma
         return Result(exercise.id, "passed", groups, "passed", "passed", seed=task.seed)
     failure = verdict.first_failure
     fault, difference = failure.outcome.fault, failure.difference
+    if fault is not None:
+        fault = in_cell(fault, task.source)
     mistake = find_mistake(verdict, task.seed, before)
     if fault is not None:
         says, feedback, kind = f"{fault.kind}: {fault.message}", _safe(exercise, fault), fault.kind

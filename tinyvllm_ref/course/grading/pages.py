@@ -59,7 +59,7 @@ def class_page(report: Report) -> str:
         report=report,
         safe_name=safe_name,
         counts={status: count for status, count in counts.items() if count},
-        most=max((len(one.learners) for one in report.mistakes), default=1),
+        whole=max(1, len(report.rows)),
         percent=_percent_passed(report),
         attention=_attention(report),
         most_alike=_MOST_ALIKE,
@@ -77,12 +77,13 @@ def _percent_passed(report: Report) -> dict[str, float]:
 
 def _attention(report: Report) -> list[tuple[str, str]]:
     """(learner, what) that a person should look at."""
-    found = [("", text) for text in _unknown_times(report)]
+    found = [("", text) for text in _unknown_times(report)] + _remarks(report)
     for row in report.rows:
         who = row.learner.id
         if not row.in_roster:
             found.append((who, "is not in the roster"))
         found += [(who, note) for note in row.notes]
+        found += [(who, _by_hand(row, id)) for id in row.overrides]
         for number, score in row.scores.items():
             found += [(who, f"lesson {number}: {note}") for note in score.notes]
             found += [(who, text) for text in score.disagreements]
@@ -92,6 +93,32 @@ def _attention(report: Report) -> list[tuple[str, str]]:
             if result.status in ("stopped", "not graded"):
                 found.append((who, f"{id}: {result.says}"))
     return found
+
+
+def _remarks(report: Report) -> list[tuple[str, str]]:
+    """What grading remarks on answers, once for all whom it is true of."""
+    whose: dict[str, list[str]] = {}
+    for exercise in report.exercises:
+        for row in report.rows:
+            for text in row.results[exercise.id].remarks:
+                whose.setdefault(f"{exercise.id}: {text}", []).append(row.learner.id)
+    return [(_some(learners), text) for text, learners in whose.items()]
+
+
+def _some(learners: Sequence[str], most: int = 5) -> str:
+    """Some of them by name, and how many more there are."""
+    if len(learners) <= most + 1:
+        return ", ".join(learners)
+    return f"{', '.join(learners[:most])} and {len(learners) - most} more"
+
+
+def _by_hand(row: Row, id: str) -> str:
+    """What was decided by hand, and what the judge had said."""
+    (points, reason), judged = row.overrides[id], row.results[id]
+    why = f": {reason}" if reason else ""
+    return (
+        f"{id}: set by hand to {points:g} of {judged.possible}, where the judge says {judged.points:g}{why}"
+    )
 
 
 def _unknown_times(report: Report) -> list[str]:

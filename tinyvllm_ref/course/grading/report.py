@@ -148,7 +148,10 @@ def build(
 
 def _row(course: Course, chosen: Sequence[Lesson], one: Handed) -> Row:
     learner = one.learner.id
-    overrides = {id: value for (who, id), value in course.overrides.items() if who == learner}
+    graded = {exercise.id for lesson in chosen for exercise in lesson.exercises}
+    overrides = {
+        id: value for (who, id), value in course.overrides.items() if who == learner and id in graded
+    }
     scores = {lesson.number: _score(course, lesson, one, overrides) for lesson in chosen}
     weights = {lesson.number: course.weights.get(lesson.number, 1.0) for lesson in chosen}
     whole = sum(weights.values())

@@ -49,6 +49,9 @@ class Result:
     seed : int
         Of the inputs.
     notes : tuple of str
+        For the learner as well.
+    remarks : tuple of str
+        Of the grading itself, for the instructor alone.
     """
 
     exercise: str
@@ -64,6 +67,7 @@ class Result:
     mistake: tuple[str, str] | None = None
     seed: int = 0
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -85,6 +89,10 @@ class Result:
         """The same with more notes."""
         return replace(self, notes=(*self.notes, *notes))
 
+    def with_remarks(self, remarks: Iterable[str]) -> Result:
+        """The same with more remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
@@ -98,9 +106,10 @@ class Result:
         KeyError, TypeError, ValueError
             It is no result.
         """
+        parts = {"remarks": (), **parts}  # a report that was written before there were any has none
         values = {field.name: parts[field.name] for field in fields(cls)}
         values["groups"] = {str(name): (int(a), int(b)) for name, (a, b) in values["groups"].items()}
-        for name in ("counts", "notes"):
+        for name in ("counts", "notes", "remarks"):
             values[name] = tuple(map(str, values[name]))
         for name in ("rows", "source"):
             values[name] = tuple(map(tuple, values[name]))

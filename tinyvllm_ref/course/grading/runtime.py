@@ -29,6 +29,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 _ALWAYS = (
     "__init__.py",
     "device.py",
+    "installing.py",
     "course/__init__.py",
     "course/cells.py",
     "course/exercise.py",

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ...checkpoint.names import REPOSITORY
 from ..exercises import lesson_of, lessons
 from ..lessons import stub_fingerprint
 from .notebooks import Unreadable, read_cells, take_answers
@@ -17,8 +18,17 @@ from .notebooks import Unreadable, read_cells, take_answers
 _DATE = (2020, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
 
 
+def default_folder() -> Path:
+    """Where notebooks are looked for: here, in ``lessons/`` here, or in that of the checkout that runs this."""
+    names = {f"{lesson.number}_{lesson.slug}.ipynb" for lesson in lessons().values()}
+    for folder in (Path.cwd(), Path.cwd() / "lessons"):
+        if any((folder / name).is_file() for name in names):
+            return folder
+    return REPOSITORY / "lessons"
+
+
 def submit(
-    folder: Path,
+    folder: Path | None,
     numbers: Iterable[str] = (),
     *,
     learner: str,
@@ -29,14 +39,15 @@ def submit(
 
     Parameters
     ----------
-    folder : Path
-        That has the notebooks, ``lessons/``.
+    folder : Path or None
+        That has the notebooks; None: that of :func:`default_folder`.
     numbers : iterable of str
         Lessons, such as ``"06"``; all in which something is answered by default.
     learner : str
         Who hands in: what the roster calls them.
     out : Path, optional
-        The zip; ``LEARNER_lessons.zip`` in the working folder by default. Its receipt lies beside it.
+        The zip; in the working folder and named for the learner and the lessons by default, such as
+        ``ada_lesson_06.zip``. Its receipt lies beside it.
     say : callable
         Given each line of what will be graded.
 
@@ -54,8 +65,11 @@ def submit(
         raise ValueError(
             f"--learner is {learner!r}; letters, digits, . @ - are allowed, as the roster has it"
         )
+    if folder is None:
+        folder = default_folder()
     chosen = list(numbers)
     packed: list[tuple[Path, list[str]]] = []
+    empty: list[str] = []
     for number in chosen or lessons():
         lesson = lesson_of(number)
         path = folder / f"{lesson.number}_{lesson.slug}.ipynb"
@@ -68,15 +82,17 @@ def submit(
         lines, answered = _look(path, lesson.number)
         if answered or chosen:
             packed.append((path, lines))
+            empty += [] if answered else [path.name]
     if not packed:
         raise ValueError(
             f"nothing is answered in the notebooks of {folder}; name a lesson to hand it in all the same"
         )
-    target = out or Path(f"{learner}_lessons.zip")
+    target = out or Path(f"{learner}_{_lessons_in([path for path, _ in packed])}.zip")
     data = _zip([path for path, _ in packed])
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
     receipt = target.with_suffix(".receipt.txt")
+    say(f"From {folder.resolve()}:")
     for path, lines in packed:
         say(path.name)
         for line in lines:
@@ -85,6 +101,10 @@ def submit(
     receipt.write_text(_receipt(learner, target, digest, packed), encoding="utf-8")
     say(f"{target}: {len(packed)} notebook{'s' if len(packed) > 1 else ''}, sha256 {digest}")
     say(f"{receipt}: keep it; it shows what you handed in")
+    for name in empty:
+        say(
+            f"Nothing is filled in in {name}, and it is packed all the same. Is it the right folder, and saved?"
+        )
     return target
 
 
@@ -109,6 +129,14 @@ def _look(path: Path, number: str) -> tuple[list[str], int]:
     return lines, len(answers.sources)
 
 
+def _lessons_in(paths: list[Path]) -> str:
+    """``lesson_06``, ``lessons_06_07``, or of many the first and the last."""
+    numbers = [path.name[:2] for path in paths]
+    if len(numbers) == 1:
+        return f"lesson_{numbers[0]}"
+    return f"lessons_{'_'.join(numbers)}" if len(numbers) <= 4 else f"lessons_{numbers[0]}-{numbers[-1]}"
+
+
 def _zip(paths: list[Path]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -128,4 +156,4 @@ def _receipt(learner: str, target: Path, digest: str, packed: list[tuple[Path, l
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["submit"]
+__all__ = ["default_folder", "submit"]

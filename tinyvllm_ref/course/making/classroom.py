@@ -9,17 +9,18 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from .class_readme import class_readme
 from .lessons import build_lessons
 from .source import discover
 
 # Folders and files that only an instructor has. Tests that read golden values go with them.
-LEFT_OUT = ("solutions/", "tests/", "data/submissions/")
+LEFT_OUT = ("solutions/", "tests/", "data/submissions/", "docs/instructors.md")
 
 
 def make_class(
     root: Path, folder: Path, say: Callable[[str], None] = print, open_lessons: Iterable[str] = ()
 ) -> None:
-    """Copy what git tracks, without `LEFT_OUT`, and with lessons freshly made.
+    """Copy what git tracks, without `LEFT_OUT`, with a README for learners and lessons freshly made.
 
     Without its source in ``solutions/``, ``solution("06.2")`` says that the solution is not in this copy.
 
@@ -59,6 +60,9 @@ def make_class(
         opened = sorted(set(open_lessons))
         for source in discover(root, opened) if opened else []:
             _copy(source, made / "solutions" / source.name)
+        readme = made / "README.md"
+        if readme.exists():
+            readme.write_text(class_readme(readme.read_text(encoding="utf-8"), opened), encoding="utf-8")
         build_lessons(root, into=made, say=lambda line: None)
         if folder.exists():
             folder.rmdir()

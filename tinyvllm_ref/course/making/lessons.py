@@ -188,7 +188,7 @@ def check_lessons(root: Path, numbers: Iterable[str] = ()) -> None:
 
 
 def _compare(path: Path, wanted: Any) -> list[Problem]:
-    again = f"run `tinyvllm build-lessons {path.stem[:2]}`"
+    again = f"run `make lessons ONLY={path.stem[:2]}`"
     if not path.exists():
         return [Problem(path, 0, "", f"is not there; {again}")]
     if path.read_bytes() == files.to_bytes(wanted):

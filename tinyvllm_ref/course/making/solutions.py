@@ -253,7 +253,7 @@ def check_solutions(root: Path, numbers: Iterable[str] = ()) -> None:
 
 def _compare(lesson: Lesson) -> list[Problem]:
     path = lesson.path.with_suffix(".ipynb")
-    again = f"run `tinyvllm run-solutions {lesson.number}`"
+    again = f"run `make solutions ONLY={lesson.number}`"
     if not path.exists():
         return [Problem(path, 0, "", f"is not there; {again}")]
     found, wanted = files.read(path), to_notebook(lesson)
