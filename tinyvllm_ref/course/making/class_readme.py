@@ -23,9 +23,9 @@ compiler is used if there is one, and otherwise comes with the installation.
 
 ## The course
 
-A lesson is one idea and about an hour. Each exercise has a stub to fill, a check that names what went wrong, and three
-hints. What you pass is kept in `my_engine/`, and from then on the engine writes its stories with it.
-`.venv/bin/tinyvllm progress` draws the map. {solutions}
+Your first kernel runs after some five minutes. A lesson is one idea, and takes from half an hour to two. Each exercise
+has a stub to fill, a check that names what went wrong and often the idea that led there, and three hints. What you pass
+is kept in `my_engine/`, and the engine runs it from then on. `make progress` draws the map. {solutions}
 
 """
 

@@ -1,4 +1,4 @@
-"""The source of a lesson: found, read, and its cells told apart."""
+"""The source of a lesson: found, read by Jupytext, and its cells told apart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...installing import install_extra
 from ..cells import exercise_of
 from .identity import ids_of, role_of, slug
-from .percent import NotPercent, PercentCell, cells_of
 
 SOLUTION_ONLY = "solution-only"
 IGNORE_OUTPUT = "nbval-ignore-output"
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
+_MARKER = re.compile(r"# ?%%(\s|$)")
 _MAGIC = re.compile(r"([ \t]*)# (%{1,2}[A-Za-z].*|![A-Za-z.~$/].*)")
 
 
@@ -182,11 +183,62 @@ def read(path: Path) -> Lesson:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise LessonError([Problem(path, 0, "", f"not UTF-8 at byte {error.start}")]) from None
-    try:
-        raw = cells_of(text)
-    except NotPercent as error:
-        raise LessonError([Problem(path, error.line, "", str(error))]) from None
+    starts = _cell_starts(path, text)
+    notebook = _jupytext(path, text)
+    if len(notebook.cells) != len(starts):
+        message = (
+            f"{len(starts)} cells are marked with # %% at the start of a line, and Jupytext sees "
+            f"{len(notebook.cells)}; text before the first marker, an indented # %% or # In[1] make such a difference"
+        )
+        raise LessonError([Problem(path, 0, "", message)])
+    raw = [
+        _RawCell(cell.cell_type, cell.source, _metadata(cell.metadata), line)
+        for cell, line in zip(notebook.cells, starts, strict=True)
+    ]
     return Lesson(path, hashlib.sha256(text.encode()).hexdigest(), tuple(_identify(path, raw)))
+
+
+def _jupytext(path: Path, text: str) -> Any:
+    try:
+        import jupytext
+    except ImportError:
+        raise ValueError(f"jupytext is not installed: {install_extra('grade')}") from None
+    try:
+        return jupytext.reads(
+            text, fmt={"extension": ".py", "format_name": "percent", "comment_magics": False}
+        )
+    except Exception as error:  # of YAML, of nbformat's schema, its own
+        reason = str(error).strip().split("\n")[0]
+        raise LessonError([Problem(path, 0, "", f"Jupytext can not read it: {reason}")]) from None
+
+
+def _cell_starts(path: Path, text: str) -> list[int]:
+    """The line, from 1, on which each cell's text begins."""
+    lines = text.split("\n")
+    markers = [
+        line
+        for line, comment in _comments(path, text)
+        if _MARKER.match(comment) and comment == lines[line - 1]
+    ]
+    starts = []
+    for marker in markers:
+        first = marker + 1
+        while first <= len(lines) and not lines[first - 1].strip():
+            first += 1
+        starts.append(min(first, len(lines)))
+    return starts
+
+
+def _comments(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """(line from 1, text) of each comment: what looks like one inside of a string is none."""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    except tokenize.TokenError as error:
+        raise LessonError([Problem(path, error.args[1][0], "", f"not Python: {error.args[0]}")]) from None
+    except SyntaxError as error:
+        raise LessonError([Problem(path, error.lineno or 0, "", f"not Python: {error.msg}")]) from None
 
 
 def _with_magics(source: str) -> str:
@@ -200,10 +252,24 @@ def _with_magics(source: str) -> str:
     return "\n".join(lines)
 
 
+def _metadata(metadata: Any) -> dict[str, Any]:
+    """What was written behind the marker, without Jupytext's own notes."""
+    own = {"lines_to_next_cell", "lines_to_end_of_cell_marker", "cell_marker", "title", "tinyvllm"}
+    return {name: value for name, value in metadata.items() if name not in own}
+
+
 # ---------------- what a cell is
-def _identify(path: Path, cells: list[PercentCell]) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class _RawCell:
+    kind: str
+    source: str
+    metadata: dict[str, Any]
+    line: int
+
+
+def _identify(path: Path, cells: list[_RawCell]) -> Iterator[Cell]:
     problems = []
-    found: list[tuple[PercentCell, str | None, str | None, frozenset[str]]] = []
+    found: list[tuple[_RawCell, str | None, str | None, frozenset[str]]] = []
     for cell in cells:
         exercise, role, calls = None, None, frozenset[str]()
         if cell.kind == "code":
@@ -217,7 +283,7 @@ def _identify(path: Path, cells: list[PercentCell]) -> Iterator[Cell]:
         raise LessonError(problems)
     ids = ids_of([(cell.source, exercise, role) for cell, exercise, role, _ in found])
     for (cell, exercise, role, calls), name in zip(found, ids, strict=True):
-        metadata = {name: value for name, value in cell.metadata.items() if name not in ("title", "tinyvllm")}
+        metadata = dict(cell.metadata)
         if role:
             metadata["tinyvllm"] = {"role": role, **({"exercise": exercise} if exercise else {})}
         source = _with_magics(cell.source) if cell.kind == "code" else cell.source
