@@ -121,6 +121,19 @@ def test_with_the_reference_s_kernels_the_tokens_are_equal_to_the_bit(folder, wa
         assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in wanted], options
 
 
+def test_the_reference_with_the_same_kernels_gives_the_same_tokens(folder):
+    """All that computes is the learner's in both; the engine around it is the learner's or the reference's."""
+    own = my_engine.PlainParts.load(folder)
+    kernels = {name: getattr(own, name) for name in LESSONS if name not in (*PLAIN, "build_app")}
+    found = []
+    for parts in (assembly.Parts.mine(folder), assembly.Parts().replace(**kernels)):
+        llm = LLM("tiny-stories", parts=parts, num_blocks=BLOCKS)
+        outputs = llm.generate(list(capstone.prompts()), GREEDY, use_tqdm=False)
+        found.append([(o.outputs[0].token_ids, o.outputs[0].text) for o in outputs])
+    assert {name for name, owner in llm.parts.owners().items() if owner == "reference"} == set(PLAIN)
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 def test_own_tokens_do_not_depend_on_the_company(folder):
     """With every kernel the learner's: to the bit the same in few blocks, in many, in pieces, and alone."""
