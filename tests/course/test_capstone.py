@@ -109,18 +109,24 @@ PLAIN = (
 )
 
 
-def test_with_the_reference_s_kernels_the_tokens_are_equal_to_the_bit(folder, wanted):
+FEWER = {"num_blocks": 20, "max_num_batched_tokens": 24}
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_blocks": BLOCKS}, pytest.param(FEWER, marks=pytest.mark.slow)], ids=str
+)
+def test_with_the_reference_s_kernels_the_tokens_are_equal_to_the_bit(folder, wanted, options):
     """All that is Python is the learner's; preempted or not, every one of the forty completions is the reference's."""
     own = my_engine.PlainParts.load(folder)
     parts = assembly.Parts().replace(**{name: getattr(own, name) for name in PLAIN})
-    for options in ({"num_blocks": BLOCKS}, {"num_blocks": 20, "max_num_batched_tokens": 24}):
-        outputs = LLM("tiny-stories", parts=parts, **options).generate(
-            list(capstone.prompts()), GREEDY, use_tqdm=False
-        )
-        assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in wanted], options
-        assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in wanted], options
+    outputs = LLM("tiny-stories", parts=parts, **options).generate(
+        list(capstone.prompts()), GREEDY, use_tqdm=False
+    )
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in wanted]
+    assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in wanted]
 
 
+@pytest.mark.slow
 def test_the_reference_with_the_same_kernels_gives_the_same_tokens(folder):
     """All that computes is the learner's in both; the engine around it is the learner's or the reference's."""
     own = my_engine.PlainParts.load(folder)

@@ -100,7 +100,7 @@ def _compilers() -> list[list[str]]:
     found = [[name] for name in ("g++", "clang++") if shutil.which(name)]
     spec = importlib.util.find_spec("ziglang")
     if spec is not None and spec.origin is not None:
-        found.append([str(Path(spec.origin).parent / "zig"), "c++", "-fno-sanitize=undefined"])
+        found.append([str(Path(spec.origin).parent / "zig"), "c++", "-fno-sanitize=undefined", "-nostdlib++"])
     return found
 
 
