@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 from tinyvllm_ref import LLM
 
 from .serving import MODEL, Served, served
+
+
+@pytest.fixture(scope="session", autouse=True)
+def many_files() -> None:
+    """A thousand clients in this process, and mostly their server too, are more open files than a shell allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @pytest.fixture(scope="session")
