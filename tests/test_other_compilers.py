@@ -1,7 +1,7 @@
 """The tests again on a machine that has no g++: with the ziglang wheel alone, and with clang++ alone.
 
 What compilers differ in is few things: how they are started and contained, which accesses they leave in one piece, what
-they say of an error. The tests of those run with every `make test`, and more that compile kernels with `make test-slow`.
+they say of an error. The tests of those run with every `make test`, more that compile kernels with `make test-slow`.
 """
 
 from __future__ import annotations
