@@ -12,7 +12,6 @@ The simple path (``model.py``) calls one part after the other, and is what this 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +36,11 @@ from .kv_cache import KVCache
 from .model import Model
 from .parts import Parts
 from .request import Request
-from .sampler import has_penalties
+from .sampler import has_penalties, sampling_arrays
 
 if TYPE_CHECKING:
     from .scheduler import ScheduledBatch
 
-_SEED_MASK = 2**64 - 1
 _SOME_SEATS = 16  # requests of a step that is recorded for more than one and less than all
 _FINEST = 16  # tokens: sizes of a prefill are not told apart more finely
 _TO_HOST, _TO_DEVICE = 2, 1  # cudaMemcpyKind
@@ -271,7 +269,7 @@ class FastPath:
             self._tables[:count, :width] = cp.asarray(tables)
             self._greedy = all(request.params.greedy for request in batch.requests)
             if not self._greedy:
-                self._sampling = _sampling_arrays([request.params for request in batch.requests])
+                self._sampling = sampling_arrays([request.params for request in batch.requests])
 
     def _extend_tables(self, batch: ScheduledBatch) -> None:
         """Bring the blocks to the device that requests have got since."""
@@ -494,15 +492,3 @@ def _what_it_takes(model: ModelConfig, config: EngineConfig) -> str:
         f"{seats}, {tables:,} for their block tables (max_model_len = {config.max_model_len}): lower one of these, or "
         "free memory"
     )
-
-
-def _sampling_arrays(params: Sequence[Any]) -> tuple[Any, ...]:
-    """What :func:`~tinyvllm_ref.kernels.sampling.sample_rows` takes between the logits and the steps."""
-    columns = (
-        ([p.temperature for p in params], np.float32),
-        ([p.top_k for p in params], np.int32),
-        ([p.top_p for p in params], np.float32),
-        ([p.min_p for p in params], np.float32),
-        ([(p.seed or 0) & _SEED_MASK for p in params], np.uint64),
-    )
-    return tuple(cp.asarray(np.array(values, dtype)) for values, dtype in columns)

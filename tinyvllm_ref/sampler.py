@@ -50,7 +50,20 @@ def sample(logits: Any, params: Sequence[SamplingParams], steps: Any) -> Any:
     -------
     (R,) int32, on the device
     """
-    out = cp.empty(len(params), np.int32)
+    return sample_rows(logits, *sampling_arrays(params), steps, cp.empty(len(params), np.int32))
+
+
+def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, Any, Any]:
+    """The options of R requests, on the device, as :func:`~tinyvllm_ref.kernels.sampling.sample_rows` takes them.
+
+    Returns
+    -------
+    temperature : (R,) float32
+    top_k : (R,) int32
+    top_p, min_p : (R,) float32
+    seeds : (R,) uint64
+        0 for one without a seed.
+    """
     columns = (
         ([p.temperature for p in params], np.float32),
         ([p.top_k for p in params], np.int32),
@@ -61,7 +74,7 @@ def sample(logits: Any, params: Sequence[SamplingParams], steps: Any) -> Any:
     temperature, top_k, top_p, min_p, seeds = (
         cp.asarray(np.array(values, dtype)) for values, dtype in columns
     )
-    return sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, out)
+    return temperature, top_k, top_p, min_p, seeds
 
 
 class Sampler:

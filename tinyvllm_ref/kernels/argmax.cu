@@ -7,21 +7,8 @@
 //
 // Launch of pass 2, argmax_merge: grid (R), block and shared memory as above. A block looks at the parts of a row.
 // Reads values, indices (R, parts). Writes out (R,) int32.
+#include "argmax.cuh"
 #include "common.cuh"
-
-struct Candidate {
-    float value;
-    int index;  // -1: there is none
-};
-
-__device__ __forceinline__ bool is_nan(float x) { return x != x; }
-
-__device__ __forceinline__ Candidate better(Candidate a, Candidate b) {
-    if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
-    bool equal = a.value == b.value || (is_nan(a.value) && is_nan(b.value));
-    if (equal) return a.index < b.index ? a : b;
-    return a.value > b.value || is_nan(a.value) ? a : b;
-}
 
 // The best of a block's threads, known to thread 0.
 __device__ __forceinline__ Candidate block_best(Candidate mine, Candidate* scratch) {

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
     int active = (context + keys_each - 1) / keys_each;
     if (split >= active) return;
     fill_turns(context - 1, inv_freq, cosines, sines);
-    Decode step = {key_cache, value_cache, kv_heads, scale * LOG2_E};
+    LayerCache cache = {key_cache, value_cache, kv_heads, scale * LOG2_E};
     const float* row = qkv + (size_t)request * kv_heads * (GROUP + 2) * HEAD_DIM;
     const float* key = row + ((size_t)kv_heads * GROUP + kv_head) * HEAD_DIM;
     NewToken token = {row + (size_t)kv_head * GROUP * HEAD_DIM, key, key + (size_t)kv_heads * HEAD_DIM, cosines, sines};
@@ -70,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
         BLOCK_BARRIER();  // the turns are there
         return token;
     };
-    auto seen = attend_keys(step, block_tables + (size_t)request * max_blocks, context, kv_head,
-                                   split * keys_each, (split + 1) * keys_each, true, scratch, await);
+    auto seen = attend_keys(cache, block_tables + (size_t)request * max_blocks, context, kv_head,
+                                   split * keys_each, (split + 1) * keys_each, scratch, await);
     size_t pair = (size_t)request * kv_heads + kv_head;  // of request and KV head
     bf16* heads = out + pair * GROUP * HEAD_DIM;
     if (active == 1) {

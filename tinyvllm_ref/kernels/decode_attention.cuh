@@ -81,7 +81,7 @@ __device__ __forceinline__ size_t offset_of(const int* table, int j, int kv_head
 }
 
 // The cache of one layer, and how scores are made.
-struct Decode {
+struct LayerCache {
     bf16 *keys, *values;  // (NB, BLOCK_SIZE, Hk, D)
     int kv_heads;
     float scale;          // of the scores, times log2(e)
@@ -131,22 +131,22 @@ struct Chunk {
     static __device__ __forceinline__ int place(int k) { return threadIdx.x % 4 * 2 + k % 2 + k / 2 * 8; }
 
     // Keys start to start + CHUNK - 1; zeros from `end` on. `start` is a multiple of CHUNK.
-    __device__ __forceinline__ void load(const Decode& step, const int* table, int kv_head, int start, int end) {
+    __device__ __forceinline__ void load(const LayerCache& cache, const int* table, int kv_head, int start, int end) {
         int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
         clear();
         // Where a chunk is all in one block of the cache, the table is looked at once.
-        const size_t base = BLOCK_SIZE % CHUNK == 0 && start < end ? offset_of(table, start, kv_head, step.kv_heads, 0) : 0;
-        const size_t stride = (size_t)step.kv_heads * HEAD_DIM;
+        const size_t base = BLOCK_SIZE % CHUNK == 0 && start < end ? offset_of(table, start, kv_head, cache.kv_heads, 0) : 0;
+        const size_t stride = (size_t)cache.kv_heads * HEAD_DIM;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             int j = row + 8 * k;
             if (start + j < end) {
                 size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
-                                                    : offset_of(table, start + j, kv_head, step.kv_heads, 0);
+                                                    : offset_of(table, start + j, kv_head, cache.kv_heads, 0);
 #pragma unroll
                 for (int part = 0; part < KEY_PARTS; part++)
                     if (part * 32 + quarter * 8 < HEAD_DIM)
-                        key[k][part] = *(const uint4*)(step.keys + at + part * 32 + quarter * 8);
+                        key[k][part] = *(const uint4*)(cache.keys + at + part * 32 + quarter * 8);
             }
         }
 #pragma unroll
@@ -154,11 +154,11 @@ struct Chunk {
             int j = place(k);
             if (start + j < end) {
                 size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
-                                                    : offset_of(table, start + j, kv_head, step.kv_heads, 0);
+                                                    : offset_of(table, start + j, kv_head, cache.kv_heads, 0);
 #pragma unroll
                 for (int part = 0; part < VALUE_PARTS; part++)
                     if (part * 64 + row * 8 < HEAD_DIM)
-                        value[k][part] = *(const uint4*)(step.values + at + part * 64 + row * 8);
+                        value[k][part] = *(const uint4*)(cache.values + at + part * 64 + row * 8);
             }
         }
     }
@@ -300,35 +300,35 @@ struct SeenByBlock {
 
 // Keys begin to end - 1 of KV head `kv_head`, the new token among them if it is there; `context` counts it, `begin` is a
 // multiple of CHUNK. Keys are on their way before await() is called, which returns the NewToken; it has a barrier in it
-// where it needs one. Where `writes`, the new key and value go to the cache. All BLOCK_THREADS threads call it; a barrier
-// ends it.
+// where it needs one. Who has the new token writes its key and value to the cache. All BLOCK_THREADS threads call it; a
+// barrier ends it.
 template <class Await>
-__device__ __forceinline__ SeenByBlock attend_keys(const Decode& step, const int* table, int context, int kv_head,
-                                                   int begin, int end, bool writes, float* scratch, Await await) {
+__device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, const int* table, int context, int kv_head,
+                                                   int begin, int end, float* scratch, Await await) {
     int warp = threadIdx.x / 32, warps = BLOCK_THREADS / 32;
     bool newest = begin < context && end >= context;
     end = min(end, context - 1);
     Chunk chunk;
     int start = begin + warp * CHUNK;
-    chunk.load(step, table, kv_head, start, end);
+    chunk.load(cache, table, kv_head, start, end);
     NewToken token = await();
     Seen seen(token);
     while (start < end) {
         int next = start + warps * CHUNK;
         if (AHEAD) {
             Chunk following;
-            following.load(step, table, kv_head, next, end);  // while these are looked at
-            seen.look(chunk, end - start, step.scale);
+            following.load(cache, table, kv_head, next, end);  // while these are looked at
+            seen.look(chunk, end - start, cache.scale);
             chunk = following;
         } else {
-            seen.look(chunk, end - start, step.scale);
-            chunk.load(step, table, kv_head, next, end);
+            seen.look(chunk, end - start, cache.scale);
+            chunk.load(cache, table, kv_head, next, end);
         }
         start = next;
     }
     if (newest && warp == 0) {  // a chunk of one key
         int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
-        size_t at = offset_of(table, context - 1, kv_head, step.kv_heads, 0);
+        size_t at = offset_of(table, context - 1, kv_head, cache.kv_heads, 0);
         chunk.clear();
 #pragma unroll
         for (int part = 0; part < KEY_PARTS; part++) {
@@ -337,7 +337,7 @@ __device__ __forceinline__ SeenByBlock attend_keys(const Decode& step, const int
                 float eight[8];
                 load_turned(token.key, column, token.cosines, token.sines, eight);
                 chunk.key[0][part] = pack8(eight);
-                if (writes) *(uint4*)(step.keys + at + column) = chunk.key[0][part];
+                *(uint4*)(cache.keys + at + column) = chunk.key[0][part];
             }
         }
 #pragma unroll
@@ -347,10 +347,10 @@ __device__ __forceinline__ SeenByBlock attend_keys(const Decode& step, const int
                 float eight[8];
                 load_floats(token.value + column, eight);
                 chunk.value[0][part] = pack8(eight);
-                if (writes) *(uint4*)(step.values + at + column) = chunk.value[0][part];
+                *(uint4*)(cache.values + at + column) = chunk.value[0][part];
             }
         }
-        seen.look(chunk, 1, step.scale);
+        seen.look(chunk, 1, cache.scale);
     }
     SeenByBlock block(scratch);
     block.put(seen);

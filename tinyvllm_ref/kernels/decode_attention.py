@@ -88,7 +88,6 @@ def decode_attention(
     scale: float,
     out: Any,
     scratch: DecodeScratch,
-    launch: Any = None,
 ) -> Any:
     """Turn the new queries and keys, write the new keys and values, and attend, for one token a request.
 
@@ -108,8 +107,6 @@ def decode_attention(
     out : (B, Hq, D) bf16
     scratch : DecodeScratch
         For at least B requests; not to be shared by launches that may run at the same time.
-    launch : callable, optional
-        ``launch(kernel, grid, block, args, shared_mem)`` in place of calling the kernel.
 
     Returns
     -------
@@ -160,8 +157,5 @@ def decode_attention(
     )
     grid, block = (scratch.splits, kv_heads, requests), (32 * warps,)
     shared = 4 * attention_floats(warps, group, head_dim)
-    if launch is None:
-        compiled(grid, block, args, shared_mem=shared)
-    else:
-        launch(compiled, grid, block, args, shared)
+    compiled(grid, block, args, shared_mem=shared)
     return out

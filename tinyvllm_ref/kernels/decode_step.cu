@@ -29,6 +29,7 @@
 #else
 #define BLOCK_BARRIER() __syncthreads()
 #endif
+#include "argmax.cuh"
 #include "bulk_copy.cuh"
 #include "decode_attention.cuh"
 #include "dependent_launch.cuh"
@@ -374,7 +375,7 @@ struct Division {
 // The attention of a layer, as far as it is this block's: what it gives goes to `heads`, two columns in a word. `table`
 // has the blocks of the keys of this block's first item; further items are there where there are few blocks only.
 template <int SPLITS>
-__device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word* heads, Word* parts, const int* table,
+__device__ __forceinline__ void attend(const LayerCache& cache, const Word* qkv, Word* heads, Word* parts, const int* table,
                                        const int* whole_table, int context, const float* turns, unsigned exchange,
                                        float* token, float* work) {
     Division<SPLITS> division(context);
@@ -385,8 +386,8 @@ __device__ __forceinline__ void attend(const Decode& step, const Word* qkv, Word
             receive_heads(qkv, kv_head, exchange, token);
             return NewToken{token, token + GROUP * HEAD_DIM, token + (GROUP + 1) * HEAD_DIM, turns, turns + HALF};
         };
-        auto seen = attend_keys(step, near ? table - begin / BLOCK_SIZE : whole_table, context, kv_head, begin,
-                                begin + division.keys_each, true, work, await);
+        auto seen = attend_keys(cache, near ? table - begin / BLOCK_SIZE : whole_table, context, kv_head, begin,
+                                begin + division.keys_each, work, await);
         division.finish(seen, parts, heads, item, exchange);
         BLOCK_BARRIER();  // the work memory is free again
     }
@@ -439,28 +440,15 @@ __device__ __forceinline__ void normalise(const uint2 (&value)[NORM_PAIRS], cons
     BLOCK_BARRIER();
 }
 
-struct Best {
-    float value;
-    int index;  // -1: there is none
-};
-
-// The lowest index wins a tie, and a NaN counts as larger than any number.
-__device__ __forceinline__ Best better(Best a, Best b) {
-    if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
-    bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-    if (a.value == b.value || (a_nan && b_nan)) return a.index < b.index ? a : b;
-    return a.value > b.value || a_nan ? a : b;
-}
-
-__device__ __forceinline__ Best best_of_block(Best mine, Best* scratch) {
+__device__ __forceinline__ Candidate best_of_block(Candidate mine, Candidate* scratch) {
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) {
-        Best theirs = {__shfl_xor_sync(0xffffffffu, mine.value, other), __shfl_xor_sync(0xffffffffu, mine.index, other)};
+        Candidate theirs = {__shfl_xor_sync(0xffffffffu, mine.value, other), __shfl_xor_sync(0xffffffffu, mine.index, other)};
         mine = better(mine, theirs);
     }
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = mine;
     BLOCK_BARRIER();
-    Best best = scratch[0];
+    Candidate best = scratch[0];
     for (int w = 1; w < WARPS; w++) best = better(best, scratch[w]);
     return best;
 }
@@ -469,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     decode_step(const int* ids, const int* block_table, const int* context_len, const bf16* const* weights,
                 const bf16* const* norms, const bf16* embedding, const float* inv_freq, bf16* key_cache,
                 bf16* value_cache, Word* exchange, float* logits,
-                Best* candidates, int* chosen, unsigned* meeting, long long layer_stride, int layers, int vocab,
+                Candidate* candidates, int* chosen, unsigned* meeting, long long layer_stride, int layers, int vocab,
                 int sums_floats, float eps, float scale) {
     extern __shared__ __align__(128) unsigned char shared[];
     // The ring, x and what attention works in (at different times), sums, the block's part of the stream, small things.
@@ -532,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         value[e] = make_uint2(both << 16, both & 0xffff0000u);
     }
     for (int layer = 0; layer < layers; layer++, number++) {
-        Decode step = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, KV_HEADS, scale * LOG2_E};
+        LayerCache cache = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, KV_HEADS, scale * LOG2_E};
         normalise(value, weight, eps, x, reduce);
         take_columns<HIDDEN>(x, columns);
         load_weights(norms[2 * layer + 1], weight);
@@ -542,11 +530,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
             hand_on(qkv + share.first + r, __float_as_uint(row_sum<HIDDEN>(sums, r)), number);
 
         if (context <= FEW_KEYS)
-            attend<1>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+            attend<1>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
         else if (context <= SOME_KEYS)
-            attend<FEW_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
+            attend<FEW_SPLITS>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
         else
-            attend<MANY_SPLITS>(step, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
+            attend<MANY_SPLITS>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
                                        work);
         receive_packed<HEADS_WIDTH>(heads, number, x);
         take_columns<HEADS_WIDTH>(x, columns);
@@ -587,13 +575,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     Share share = share_of(LM_HEAD, layers, vocab);
     multiply<HIDDEN, 0>(ring, weights[4 * layers], share, columns, sums);
     let_next_start();
-    Best best = {0.0f, -1};
+    Candidate best = {0.0f, -1};
     for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS) {
         float logit = row_sum<HIDDEN>(sums, r);
         logits[share.first + r] = logit;
-        best = better(best, Best{logit, share.first + r});
+        best = better(best, Candidate{logit, share.first + r});
     }
-    best = best_of_block(best, (Best*)reduce);
+    best = best_of_block(best, (Candidate*)reduce);
     unsigned* flag = (unsigned*)work;
     if (threadIdx.x == 0) {
         candidates[blockIdx.x] = best;
@@ -606,10 +594,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     __threadfence();
     best = {0.0f, -1};
     for (int b = threadIdx.x; b < gridDim.x; b += BLOCK_THREADS) {
-        Best theirs = {load_fresh(&candidates[b].value), __float_as_int(load_fresh((const float*)&candidates[b].index))};
+        Candidate theirs = {load_fresh(&candidates[b].value), __float_as_int(load_fresh((const float*)&candidates[b].index))};
         best = better(best, theirs);
     }
-    best = best_of_block(best, (Best*)reduce + WARPS);
+    best = best_of_block(best, (Candidate*)reduce + WARPS);
     if (threadIdx.x == 0) {
         chosen[0] = best.index;
         meeting[0] = number;

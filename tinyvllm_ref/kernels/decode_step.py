@@ -53,7 +53,7 @@ class DecodeStep:
     Raises
     ------
     ValueError
-        The model is not such as :meth:`supports` names.
+        The model is such as :meth:`unsupported` names.
     """
 
     def __init__(self, config: ModelConfig, weights: Any, blocks: int | None = None) -> None:
@@ -123,7 +123,6 @@ class DecodeStep:
         values: Any,
         logits: Any,
         chosen: Any,
-        launch: Any = None,
     ) -> Any:
         """Compute a token.
 
@@ -139,8 +138,6 @@ class DecodeStep:
         logits : (V,) float32
         chosen : (1,) int32
             The index of the largest logit, as :func:`tinyvllm_ref.kernels.argmax.argmax` gives it.
-        launch : callable, optional
-            ``launch(kernel, grid, block, args, shared_mem)`` in place of calling the kernel.
 
         Returns
         -------
@@ -180,10 +177,7 @@ class DecodeStep:
             *(Float(config.rms_norm_eps), Float(config.head_dim**-0.5)),
         )
         block = 32 * (self._warps + is_gpu)  # on a card one warp does nothing but copy
-        if launch is None:
-            compiled((self._blocks,), (block,), args, shared_mem=shared)
-        else:
-            launch(compiled, (self._blocks,), (block,), args, shared)
+        compiled((self._blocks,), (block,), args, shared_mem=shared)
         return chosen
 
 

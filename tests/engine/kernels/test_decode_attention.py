@@ -338,24 +338,6 @@ def test_scratch_serves_fewer_rows(where: str) -> None:
         assert not cp.asnumpy(scratch.arrived).any()
 
 
-def test_it_is_launched_as_it_is_told_to() -> None:
-    """`launch` gets what a call would have got."""
-    batch, calls = Batch(Size((70, 3), (4, 2), 32, 16, 2, warps=3)), []
-
-    def launch(kernel: Any, grid: Any, block: Any, args: Any, shared: int) -> None:
-        calls.append((grid, block, shared))
-        kernel(grid, block, args, shared_mem=shared)
-
-    keys, values = cp.asarray(batch.cache.keys), cp.asarray(batch.cache.values)
-    out = cp.asarray(np.full((2, 4, 32), POISON, np.uint16))
-    on = (batch.cache.tables, batch.lengths, batch.inv_freq)
-    qkv, scratch = cp.asarray(batch.qkv), batch.scratch()
-    with mock.patch.object(module, "_warps", return_value=3):
-        decode_attention(qkv, keys, values, *map(cp.asarray, on), batch.scale, out, scratch, launch)
-    np.testing.assert_array_equal(cp.asnumpy(out), batch.run().out)
-    assert calls == [((2, 2, 2), (96,), 4 * module.attention_floats(3, 2, 32))]
-
-
 # ---------------- what it takes and what is refused
 def test_which_heads_it_takes() -> None:
     assert [d for d in range(1, 300) if supports(4, 2, d)] == list(range(16, 257, 16))

@@ -462,24 +462,6 @@ def test_fewer_blocks_than_multiprocessors(name: str, blocks: int) -> None:
     _decode(name, 5, 4, blocks)
 
 
-def test_it_is_launched_as_it_is_told_to() -> None:
-    calls = []
-
-    def launch(kernel: Any, grid: Any, block: Any, args: Any, shared: int) -> None:
-        calls.append((grid, block))
-        kernel(grid, block, args, shared_mem=shared)
-
-    steps = Steps("group 1", 2, 4)
-    logits, chosen = poisoned(311), poisoned(1, dtype=np.int32)
-    ids, length = (cp.asarray(np.array([value], np.int32)) for value in (7, 1))
-    steps.step(ids, steps.on_device, length, steps.kv.keys, steps.kv.values, logits, chosen, launch)
-    want, want_chosen = Steps("group 1", 2, 4)(7, 1)
-    np.testing.assert_array_equal(cp.asnumpy(logits), want)
-    assert int(cp.asnumpy(chosen)[0]) == want_chosen
-    blocks = cp.cuda.Device().attributes["MultiProcessorCount"] if is_gpu else 1
-    assert calls == [((blocks,), (32 * 9 if is_gpu else 32,))]
-
-
 # ---------------- what it takes and what is refused
 @pytest.mark.parametrize(
     ("width", "pieces"), [(8, 1), (1024, 1), (1032, 2), (2048, 2), (2056, 4), (4096, 4), (4104, 8), (8192, 8)]
