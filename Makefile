@@ -6,11 +6,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export TINYVLLM_VENV := $(VENV)
 .DEFAULT_GOAL := help
-.PHONY: help setup lab progress doctor solutions lessons test test-slow lint bench grade clean
+.PHONY: help setup lab notebook progress doctor solutions lessons test test-slow lint bench grade clean
 
 help:
 	@echo "make lab        open JupyterLab on lessons/ (sets everything up the first time); its options in LAB_OPTIONS,"
 	@echo "                such as make lab LAB_OPTIONS='--no-browser --port=8765'; Ctrl-C, then y, ends it"
+	@echo "make notebook   the same in Jupyter Notebook 7"
 	@echo "make progress   draw the map of the course: what has passed, and where to go on"
 	@echo "make doctor     say what was found on this machine, and what to do about what is missing"
 	@echo "make test       run the checks"
@@ -25,6 +26,9 @@ help:
 $(VENV)/.installed-course: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh $(VENV) course
 
+$(VENV)/.installed-notebook: pyproject.toml tools/setup.sh
+	@sh tools/setup.sh $(VENV) notebook
+
 $(VENV)/.installed-grade: pyproject.toml tools/setup.sh
 	@sh tools/setup.sh $(VENV) grade
 
@@ -35,12 +39,16 @@ setup: $(VENV)/.installed-course
 
 # The notebook is open, and nothing asks a newcomer about news or new versions of JupyterLab. What warns without need is
 # settled in tools/jupyterlab. `tinyvllm` and this Python come first in JupyterLab's terminals and behind a cell's `!`.
-LAB := --notebook-dir=. --LabApp.default_url=/lab/tree/lessons/00_welcome.ipynb
+LAB = --notebook-dir=. --LabApp.default_url=$(PAGES)/lessons/00_welcome.ipynb
 LAB += --LabApp.app_settings_dir=tools/jupyterlab
+PAGES = /lab/tree
+notebook: PAGES = /notebooks
 LAB_PATHS = PATH="$$(cd $(BIN) && pwd):$$PATH" \
 	JUPYTER_CONFIG_PATH="$$(pwd)/tools/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"
 
 lab: setup
+notebook: $(VENV)/.installed-notebook
+lab notebook:
 	@$(BIN)/python tools/jupyterlab/sign.py lessons solutions >/dev/null 2>&1 || true
 	@$(LAB_PATHS) $(BIN)/jupyter lab $(LAB) $(LAB_OPTIONS)
 

@@ -32,6 +32,7 @@ TEXT = ("text", "csv", "mermaid", "cpp", "c", "cuda", "diff", "markdown", "yaml"
 # Commands that are only parsed here: why, and what executes them. Each is still taken apart and its parts are checked.
 STAND_INS = {
     "make lab": "it opens a browser: course/test_browser.py goes through it",
+    "make notebook": "it opens a browser: course/test_browser.py goes through it",
     "make setup": "it installs from the network: test_setup.py, test_rehearsal.py",
     "make test": "it is what runs this",
     "make test-slow": "it takes an hour",

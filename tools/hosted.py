@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -70,10 +71,14 @@ def install(folder):
         )
 
 
-def make_importable(folder):
-    """Let this process and those that it starts find the package, which pip has told only later ones about."""
+def make_findable(folder):
+    """Let this process and those that it starts find the package, which pip has told only later ones about.
+
+    And the program `tinyvllm`, behind `!` in a cell: its folder is in the PATH of a shell, not of each kernel.
+    """
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    for name, first in (("PYTHONPATH", str(folder)), ("PATH", sysconfig.get_path("scripts"))):
+        os.environ[name] = os.pathsep.join(filter(None, [first, os.environ.get(name)]))
     importlib.invalidate_caches()
 
 
@@ -88,7 +93,7 @@ def replaced_modules():
 
 if __name__ == "__main__":
     install(FOLDER)
-    make_importable(FOLDER)
+    make_findable(FOLDER)
     if replaced_modules():
         print("Installed. Restart the kernel now (its menu has it), then run the cells from the top.")
     else:

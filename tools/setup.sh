@@ -68,6 +68,6 @@ fi
 # What includes other extras has installed them too: make then has nothing more to do for them.
 touch "$venv/.installed-$extra"
 case $extra in
-    dev) touch "$venv/.installed-course" "$venv/.installed-grade" ;;
-    grade) touch "$venv/.installed-course" ;;
+    dev) touch "$venv/.installed-course" "$venv/.installed-grade" "$venv/.installed-notebook" ;;
+    grade | notebook) touch "$venv/.installed-course" ;;
 esac

@@ -1,6 +1,7 @@
 """A newcomer's first minutes, in a real browser: `make lab`, lesson 00, a check that fails, an answer, progress.
 
-And what is around them: links that lead on, a terminal that finds `tinyvllm`, a server that warns of nothing.
+And what is around them: links that lead on, a terminal that finds `tinyvllm`, a server that warns of nothing. The same
+minutes in Notebook 7, by `make notebook`, and lesson 05 there with its picture.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import pytest
 
 from tinyvllm_ref.emulation import cache
 
+from .conftest import CHROMIUM
+from .pages import contrasts
+
 REPOSITORY = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 60_000  # ms; what is waited for comes in a fraction of it
 
 pytestmark = pytest.mark.skipif(
@@ -46,14 +49,15 @@ def copy_of_the_course(folder: Path) -> Path:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy2(REPOSITORY / name, course / name)
     shutil.copytree(REPOSITORY / "tools", course / "tools")
-    for name in ("00_welcome.ipynb", "01_safetensors.ipynb"):
+    for name in ("00_welcome.ipynb", "01_safetensors.ipynb", "05_embedding_kernel.ipynb"):
         shutil.copy2(REPOSITORY / "lessons" / name, course / "lessons")
     # An environment that is installed: this one, with a stamp that is newer than what make looks at.
     (course / "venv").mkdir()
     for path in Path(sys.prefix).iterdir():
         if not path.name.startswith(".installed"):
             (course / "venv" / path.name).symlink_to(path)
-    (course / "venv" / ".installed-course").touch()
+    for extra in ("course", "notebook"):
+        (course / "venv" / f".installed-{extra}").touch()
     return course
 
 
@@ -80,7 +84,7 @@ def own_homes(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Lab:
-    """The address that `make lab` prints, the folder of the copy, and what the terminal has said."""
+    """The address that `make` prints, the folder of the copy, and what the terminal has said."""
 
     address: str
     folder: Path
@@ -94,12 +98,26 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """`make lab`, as a person starts it."""
-    folder = tmp_path_factory.mktemp("lab")
+    with _started("lab", tmp_path_factory.mktemp("lab")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def notebook_7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """`make notebook`."""
+    pytest.importorskip("notebook")
+    with _started("notebook", tmp_path_factory.mktemp("notebook")) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def _started(target: str, folder: Path) -> Iterator[Lab]:
+    """A target of the Makefile that opens a browser, until its tests are done."""
     course, environment = copy_of_the_course(folder), own_homes(folder)
     options = "--no-browser --ip=127.0.0.1 --port=0"
     options += " --allow-root" if os.geteuid() == 0 else ""
     process = subprocess.Popen(
-        ["make", "lab", "VENV=venv", f"LAB_OPTIONS={options}"],
+        ["make", target, "VENV=venv", f"LAB_OPTIONS={options}"],
         cwd=course,
         env=environment,
         stdout=subprocess.PIPE,
@@ -139,16 +157,7 @@ def _address(lines: queue.Queue[str | None]) -> str:
         said += line
         if match := re.search(r"http://127\.0\.0\.1:\d+/\S+", line):
             return match[0]
-    raise AssertionError(f"make lab ended:\n{said}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield made
-        made.close()
+    raise AssertionError(f"make ended:\n{said}")
 
 
 class Notebook:
@@ -158,7 +167,11 @@ class Notebook:
         self.page = page
         page.set_default_timeout(PATIENCE)
         page.goto(address)
-        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        """Until the status bar says that the kernel is there and idle."""
+        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
 
     def cell(self, text: str) -> Any:
         """The code cell whose source has this text."""
@@ -188,6 +201,14 @@ class Notebook:
         output = cell.locator(".jp-OutputArea-output")
         output.filter(has_text=text).first.wait_for()
         return "\n".join(output.all_inner_texts())
+
+
+class Notebook7(Notebook):
+    """A lesson in Notebook 7, which has no status bar: a sign on the toolbar says how the kernel is."""
+
+    def wait_for_kernel(self) -> None:
+        self.page.get_by_text("Python 3 (ipykernel)", exact=True).wait_for()
+        self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
 
 
 def answer_cell() -> str:
@@ -322,3 +343,59 @@ def test_the_terminal_of_make_lab_warns_of_nothing(lab, browser):
     assert "Kernel started" in said
     alarming = r"^\[[WE] |WARNING|ERROR|Traceback|not trusted|Skipped|encryption|ping_timeout"
     assert not [line for line in said.splitlines() if re.search(alarming, line)]
+
+
+def test_the_first_minutes_in_notebook_7(notebook_7, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    notebook = Notebook7(page, notebook_7.address)
+    # The lesson is signed, and the page says so.
+    page.get_by_text("Trusted", exact=True).wait_for()
+    assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0
+
+    notebook.run("import check, cp")
+    page.locator(".jp-RenderedImage img").first.wait_for()
+    notebook.write("# Exercise 00.1", answer_cell())
+    notebook.run("# Exercise 00.1")
+    said = notebook.says(notebook.run('check("00.1", twice)'), "CheckFailed: 00.1, as the report says")
+    assert "Not filled in yet" in said
+    assert "Traceback" not in said
+    notebook.says(notebook.run('hint("00.1")'), "00.1 hint")
+
+    notebook.write("# Exercise 00.1", answer_cell().replace(STUB, RIGHT))
+    notebook.run("# Exercise 00.1")
+    check = notebook.run('check("00.1", twice)')
+    notebook.says(check, "00.1 passed")
+    heading = page.locator("h2", has_text="00.2 · A guard").first
+    check.get_by_role("link", name="00.2, a guard").click()
+    heading.wait_for()
+    page.wait_for_function("h => h.getBoundingClientRect().top < innerHeight", arg=heading.element_handle())
+
+    # The map leads to the next lesson, in a page of its own, and that is no download of its file.
+    notebook.says(notebook.run("progress()"), "exercises passed")
+    with context.expect_page() as opened:
+        page.locator(".tv-map").get_by_role("link", name="A model is a file").first.click()
+    opened.value.get_by_role("heading", name="01 · A model is a file").wait_for(timeout=PATIENCE)
+    assert "/notebooks/lessons/01_safetensors.ipynb" in opened.value.url
+    context.close()
+
+
+def test_a_picture_and_the_dark_theme_in_notebook_7(notebook_7, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    notebook = Notebook7(page, notebook_7.address.replace("00_welcome", "05_embedding_kernel"))
+    notebook.run("import check, cp")
+    notebook.run("# Exercise 05.1")
+    check = notebook.run('check("05.1", gather_one)')
+    notebook.says(check, "CheckFailed: 05.1, as the report says")
+    drawn = notebook.run("draw_walk").locator(".jp-RenderedImage img").first
+    drawn.wait_for()
+    assert drawn.evaluate("img => img.width / img.naturalWidth") == pytest.approx(0.5, abs=0.01)
+
+    written = check.locator(".tv-card").locator(".tv-headline, .tv-title, .tv-next")
+    assert min(contrasts(written)) > 4.5
+    page.get_by_role("menuitem", name="Settings").click()
+    page.get_by_text("Theme", exact=True).hover()
+    page.get_by_text("JupyterLab Dark", exact=True).click()
+    page.locator('body[data-jp-theme-light="false"]').wait_for(state="attached")
+    assert min(contrasts(written)) > 4.5
+    page.close()

@@ -12,7 +12,7 @@ import pytest
 
 from tinyvllm_ref.course.exercise import Exercise
 from tinyvllm_ref.course.exercises import lessons
-from tinyvllm_ref.course.lessons import heading_cell, lesson_file
+from tinyvllm_ref.course.lessons import heading_of, lesson_file
 from tinyvllm_ref.course.next_steps import after_exercise
 from tinyvllm_ref.course.reports import (
     EngineReport,
@@ -168,9 +168,9 @@ def test_what_comes_next_is_there(exercise: Exercise) -> None:
 
 def test_a_heading_is_found_without_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A class's copy has the lessons alone."""
-    there = [heading_cell(exercise.id) for exercise in EXERCISES]
+    there = [heading_of(exercise.id) for exercise in EXERCISES]
     monkeypatch.setattr("tinyvllm_ref.course.lessons.solution_file", lambda number: tmp_path / "none.py")
-    assert [heading_cell(exercise.id) for exercise in EXERCISES] == there
+    assert [heading_of(exercise.id) for exercise in EXERCISES] == there
     assert None not in there
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tinyvllm_ref.checkpoint.names import REPOSITORY
@@ -49,20 +50,27 @@ def stub_fingerprint(id: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def heading_cell(id: str) -> str | None:
-    """The id of the cell with an exercise's heading, the same in both notebooks; None where that is not known."""
-    heading = re.compile(rf"^#+ {re.escape(id)}\b", re.MULTILINE)
+def heading_of(id: str) -> tuple[str, str] | None:
+    """The cell of an exercise's heading, and the heading: the same in both notebooks; None where that is not known."""
+    pattern = re.compile(rf"^#+ ({re.escape(id)}\b.*)$", re.MULTILINE)
+    found = ((cell, pattern.search(text)) for cell, text in _texts(id))
+    return next(((cell, heading[1]) for cell, heading in found if heading), None)
+
+
+def _texts(number: str) -> Iterator[tuple[str, str]]:
+    """The id and the text of each cell of a lesson; comments of the source lose their mark."""
     try:
-        source = solution_file(id).read_text(encoding="utf-8")
-        texts = [re.sub(r"^# ?", "", text, flags=re.MULTILINE) for text in _MARKER.split(source)]
-        return next((slug(text) for text in texts if heading.search(text)), None)
+        source = solution_file(number).read_text(encoding="utf-8")
     except OSError:
-        pass
-    try:
-        found = json.loads(lesson_file(id).read_text(encoding="utf-8"))["cells"]
-        return next((str(cell["id"]) for cell in found if heading.search("".join(cell["source"]))), None)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        try:
+            notebook = json.loads(lesson_file(number).read_text(encoding="utf-8"))
+            yield from [(str(cell["id"]), "".join(cell["source"])) for cell in notebook["cells"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+    else:
+        for cell in _MARKER.split(source):
+            text = re.sub(r"^# ?", "", cell, flags=re.MULTILINE)
+            yield slug(text), text
 
 
 _MARKER = re.compile(r"^# %%.*$", re.MULTILINE)

@@ -81,7 +81,7 @@ CSS = """
 .tv .tv-list li { margin: 0; padding: 0; }
 .tv table.tv-table { border-collapse: collapse; border: none; table-layout: auto; width: auto; margin: 0 0 8px;
   font-size: 13px; }
-.tv table.tv-table tr, .tv table.tv-table tbody tr:nth-child(odd) { background: none; }
+.tv table.tv-table thead, .tv table.tv-table tr, .tv table.tv-table tbody tr:nth-child(odd) { background: none; }
 .tv table.tv-table th, .tv table.tv-table td { text-align: left; vertical-align: top; border: none;
   border-bottom: 1px solid var(--tv-line); padding: 3px 22px 3px 0; background: none; max-width: 420px;
   overflow-wrap: anywhere; white-space: normal; }

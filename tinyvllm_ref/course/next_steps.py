@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .exercise import Exercise, Lesson, Prediction
 from .exercises import lesson_of, lessons
-from .lessons import heading_cell, lesson_file
+from .front_end import link_to_cell
+from .lessons import heading_of, lesson_file
 from .reports import Link
 
 
@@ -37,5 +38,5 @@ def address(number: str) -> str:
 def _to_exercise(exercise: Exercise | Prediction) -> Link:
     """A link to the cell of this notebook that has the heading of an exercise."""
     stretch = " (stretch)" if exercise.stretch else ""
-    cell = heading_cell(exercise.id)
-    return Link(f"{exercise.id}, {exercise.title}{stretch}", f"#cell-id={cell}" if cell else "")
+    heading = heading_of(exercise.id)
+    return Link(f"{exercise.id}, {exercise.title}{stretch}", link_to_cell(*heading) if heading else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import store
+from . import front_end, store
 from .exercise import Lesson
 
 
@@ -30,6 +30,9 @@ def display_png(png: bytes, alt: str) -> None:
     """Show a picture alone, at half its pixels (it is made for dense screens); nbval does not compare these."""
     if in_notebook():
         width = int.from_bytes(png[16:20], "big") // 2  # of the PNG's header
+        if front_end.in_vscode():
+            _publish({"text/html": front_end.sized_picture(png, alt, width), "text/plain": alt}, {})
+            return
         _publish({"image/png": png}, {"image/png": {"alt": alt, "width": width}})
 
 

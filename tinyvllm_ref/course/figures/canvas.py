@@ -19,7 +19,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
-from .. import look
+from .. import front_end, look
 
 # One figure is one PNG of a bounded size; a caller that asks for more gets a clear error, not a picture of dust.
 MARGIN = 0.22
@@ -75,21 +75,28 @@ class AltFigure(Figure):
         self, include: Any = None, exclude: Any = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         width, height = (round(float(inches) * look.PIXELS_PER_INCH) for inches in self.get_size_inches())
-        data = {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.alt_text}
-        # nbconvert takes the alt text from here, VS Code from text/plain. JupyterLab 4.6 takes the size alone, so that
-        # display_figure says it once more.
+        png = self.png()
+        if front_end.in_vscode():
+            picture = front_end.sized_picture(png, self.alt_text, width)
+            return {"text/html": picture, "text/plain": self.alt_text}, {}
+        data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": self.alt_text}
+        # nbconvert takes the alt text from here. JupyterLab 4.6 takes the size alone, so that display_figure says it
+        # once more.
         return data, {"image/png": {"alt": self.alt_text, "width": width, "height": height}}
 
 
 def display_figure(fig: AltFigure) -> None:
     """Show `fig` in a notebook: an ``image/png`` output with its alternative text, and nothing else that is seen.
 
-    The second output is for screen readers: JupyterLab makes an ``<img>`` of a PNG without an ``alt``.
+    The second output is for screen readers: JupyterLab makes an ``<img>`` of a PNG without an ``alt``. In VS Code the
+    one output is an ``<img>`` that has all of it.
     """
     from IPython.display import display
 
     data, metadata = fig._repr_mimebundle_()
     display(data, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
+    if "text/html" in data:
+        return
     label = html.escape(fig.alt_text)
     spoken = {"text/html": f'<span role="img" aria-label="{label}"></span>', "text/plain": ""}
     display(spoken, raw=True)  # type: ignore[no-untyped-call]
