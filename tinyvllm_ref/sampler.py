@@ -17,6 +17,8 @@ from .request import Request
 from .sampling_params import SamplingParams
 
 _SEED_MASK = 2**64 - 1
+SAMPLING_TYPES = (np.float32, np.int32, np.float32, np.float32, np.uint64)
+"""Of the arrays that :func:`sampling_arrays` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,10 @@ def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, An
     seeds : (R,) uint64
         0 for one without a seed.
     """
-    columns = (
-        ([p.temperature for p in params], np.float32),
-        ([p.top_k for p in params], np.int32),
-        ([p.top_p for p in params], np.float32),
-        ([p.min_p for p in params], np.float32),
-        ([(p.seed or 0) & _SEED_MASK for p in params], np.uint64),
-    )
+    options = [(p.temperature, p.top_k, p.top_p, p.min_p, (p.seed or 0) & _SEED_MASK) for p in params]
+    columns = zip(*options, strict=True) if options else ((),) * len(SAMPLING_TYPES)
     temperature, top_k, top_p, min_p, seeds = (
-        cp.asarray(np.array(values, dtype)) for values, dtype in columns
+        cp.asarray(np.array(values, dtype)) for values, dtype in zip(columns, SAMPLING_TYPES, strict=True)
     )
     return temperature, top_k, top_p, min_p, seeds
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import cp
+from ..dependent_launch import launch_dependent
+from ..device import is_gpu
 from .launch import Contract, Int, ceil_div
 from .source import kernel
 
@@ -35,7 +36,10 @@ _sampling = Contract(
     steps="int32 R",
     out="int32 R",
 )
-_THREADS = 128  # of sampling.cu
+_THREADS = 128  # of apply_penalties
+_FEW_ROWS, _FEW_ROWS_THREADS, _MANY_ROWS_THREADS = 128, 1024, 512
+_MOST_TOKENS = 1 << 20  # so many weights of 2^44 fit into 64 bits
+_WIDTHS = f"at least 1 and at most {_MOST_TOKENS - 1}"
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -88,8 +92,10 @@ def sample_rows(
     seeds: Any,
     steps: Any,
     out: Any,
+    *,
+    dependent: bool = False,
 ) -> Any:
-    """Draw one token of each row.
+    """Draw one token of each row, by one launch, which allocates nothing.
 
     Parameters
     ----------
@@ -106,6 +112,8 @@ def sample_rows(
     steps : (R,) int32
         Number of the token in its completion.
     out : (R,) int32
+    dependent : bool
+        Let the kernel start before the one before it is done.
 
     Returns
     -------
@@ -116,40 +124,28 @@ def sample_rows(
     Raises
     ------
     ValueError
-        A shape, dtype or layout is wrong, or V is 0.
+        A shape, dtype or layout is wrong, or V is 0 or above 1,048,575.
     """
     sizes = _sampling(logits, temperature, top_k, top_p, min_p, seeds, steps, out)
     rows, vocab = sizes["R"], sizes["V"]
-    _sampling.check("the width of logits", vocab, vocab > 0, "at least 1")
+    _sampling.check("the width of logits", vocab, 0 < vocab < _MOST_TOKENS, _WIDTHS)
     if rows:
-        ids = descending_order(logits)
-        values = cp.take_along_axis(logits, ids, axis=1)
-        args = (values, ids, temperature, top_k, top_p, min_p, seeds, steps, out, Int(vocab))
-        kernel("sampling", "sample_sorted")((rows,), (_THREADS,), args)
+        threads = _threads(rows)
+        args = (logits, temperature, top_k, top_p, min_p, seeds, steps, out, Int(vocab))
+        made = kernel("sampling", "sample_rows", THREADS=threads)
+        if dependent:
+            launch_dependent(made, (rows,), (threads,), args)
+        else:
+            made((rows,), (threads,), args)
     return out
 
 
-def descending_order(logits: Any) -> Any:
-    """Ids of each row from the largest logit to the least, the lower id first on ties, a NaN last.
+def _threads(rows: int) -> int:
+    """Threads of a row's block; they have no part in what is drawn.
 
-    A logit and its id make one integer, and integers are sorted: no two are equal, so that any sort is a stable
-    one. NumPy's of integers takes an eighth of the time of its stable ``argsort`` of floats.
-
-    Parameters
-    ----------
-    logits : (R, V) float32
-
-    Returns
-    -------
-    (R, V) int64
+    Beyond a row for each multiprocessor, two blocks share one. In the emulation threads run one after another.
     """
-    negated = np.float32(0) - logits  # not -logits: of 0 and -0, which tie, both become 0
-    bits = negated.view(np.int32)
-    # The bits of a float32 are in the order of the numbers, but for the negative ones, which run backwards.
-    order = cp.where(negated == negated, bits ^ (bits >> 31 & 0x7FFFFFFF), np.int32(0x7FFFFFFF))
-    keys = order.astype(np.int64) << 32 | cp.arange(logits.shape[1], dtype=np.int64)
-    keys.sort(axis=1)
-    return keys & 0xFFFFFFFF
+    return (_FEW_ROWS_THREADS if rows <= _FEW_ROWS else _MANY_ROWS_THREADS) if is_gpu else 1
 
 
 # ---------------- the specification
