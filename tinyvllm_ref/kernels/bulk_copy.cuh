@@ -26,6 +26,18 @@ __device__ __forceinline__ void arrive(PhaseBarrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+__device__ __forceinline__ void arrive(PhaseBarrier* barrier, unsigned times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
+}
+
+// Arrives once all copies of async_copy.cuh that this thread has started are there.
+__device__ __forceinline__ void arrive_with_copies(PhaseBarrier* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// What was written to or read from shared memory so far comes before what the copy engine does there.
+__device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void arrive_expecting(PhaseBarrier* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");

@@ -70,8 +70,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
         BLOCK_BARRIER();  // the turns are there
         return token;
     };
-    auto seen = attend_keys(cache, block_tables + (size_t)request * max_blocks, context, kv_head,
-                                   split * keys_each, (split + 1) * keys_each, scratch, await);
+    const int* table = block_tables + (size_t)request * max_blocks;
+    auto seen = attend_keys(cache, table, context, KeyRange{kv_head, split * keys_each, (split + 1) * keys_each}, scratch,
+                            FromCache(cache, table), await);
     size_t pair = (size_t)request * kv_heads + kv_head;  // of request and KV head
     bf16* heads = out + pair * GROUP * HEAD_DIM;
     if (active == 1) {

@@ -19,6 +19,7 @@
 #define KEY_PARTS ((HEAD_DIM + 31) / 32)  // of 32 columns: four lanes with eight each
 #define VALUE_PARTS ((HEAD_DIM + 63) / 64)  // of 64 columns: eight lanes with eight each
 #define TILES (4 * VALUE_PARTS)           // of sixteen columns, of the outputs
+#define CHUNK_PIECES (2 * KEY_PARTS + 4 * VALUE_PARTS)  // of 16 bytes, that a lane holds of a chunk
 #define AHEAD (HEAD_DIM <= 64)            // whether registers hold the next chunk while one is looked at
 #define HALF (HEAD_DIM / 2)
 #define LOG2_E 1.4426950408889634f
@@ -114,53 +115,53 @@ __device__ __forceinline__ unsigned upper_halves(unsigned x, unsigned y) {
 // which columns 8 * quarter to 8 * quarter + 7 of each 32; and values 2 * quarter, 2 * quarter + 1, 2 * quarter + 8 and
 // 2 * quarter + 9, of which columns 8 * row to 8 * row + 7 of each 64.
 struct Chunk {
-    uint4 key[2][KEY_PARTS], value[4][VALUE_PARTS];
+    uint4 piece[CHUNK_PIECES];
+
+    __device__ __forceinline__ uint4& key(int k, int part) { return piece[k * KEY_PARTS + part]; }
+    __device__ __forceinline__ uint4& value(int k, int part) { return piece[(2 * KEY_PARTS) + k * VALUE_PARTS + part]; }
+    __device__ __forceinline__ const uint4& key(int k, int part) const { return piece[k * KEY_PARTS + part]; }
+    __device__ __forceinline__ const uint4& value(int k, int part) const {
+        return piece[(2 * KEY_PARTS) + k * VALUE_PARTS + part];
+    }
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int k = 0; k < 2; k++)
-#pragma unroll
-            for (int part = 0; part < KEY_PARTS; part++) key[k][part] = make_uint4(0u, 0u, 0u, 0u);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-#pragma unroll
-            for (int part = 0; part < VALUE_PARTS; part++) value[k][part] = make_uint4(0u, 0u, 0u, 0u);
+        for (int p = 0; p < CHUNK_PIECES; p++) piece[p] = make_uint4(0u, 0u, 0u, 0u);
     }
 
-    // Which key of the chunk value[k] belongs to.
+    // Which key of the chunk value(k) belongs to.
     static __device__ __forceinline__ int place(int k) { return threadIdx.x % 4 * 2 + k % 2 + k / 2 * 8; }
 
-    // Keys start to start + CHUNK - 1; zeros from `end` on. `start` is a multiple of CHUNK.
-    __device__ __forceinline__ void load(const LayerCache& cache, const int* table, int kv_head, int start, int end) {
+    // Calls use(p, from, there) for every piece p: where in the cache it lies, if it is one of a key below `end`. The
+    // chunk has keys start to start + CHUNK - 1; `start` is a multiple of CHUNK.
+    template <class Use>
+    static __device__ __forceinline__ void visit(const LayerCache& cache, const int* table, int kv_head, int start, int end,
+                                                 Use use) {
         int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
-        clear();
         // Where a chunk is all in one block of the cache, the table is looked at once.
         const size_t base = BLOCK_SIZE % CHUNK == 0 && start < end ? offset_of(table, start, kv_head, cache.kv_heads, 0) : 0;
         const size_t stride = (size_t)cache.kv_heads * HEAD_DIM;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int j = row + 8 * k;
-            if (start + j < end) {
-                size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
-                                                    : offset_of(table, start + j, kv_head, cache.kv_heads, 0);
+        for (int k = 0; k < 6; k++) {
+            bool is_key = k < 2;
+            int j = is_key ? row + 8 * k : place(k - 2), eight = is_key ? quarter : row, width = is_key ? 32 : 64;
+            size_t at = base + j * stride;
+            if (BLOCK_SIZE % CHUNK != 0) at = start + j < end ? offset_of(table, start + j, kv_head, cache.kv_heads, 0) : 0;
 #pragma unroll
-                for (int part = 0; part < KEY_PARTS; part++)
-                    if (part * 32 + quarter * 8 < HEAD_DIM)
-                        key[k][part] = *(const uint4*)(cache.keys + at + part * 32 + quarter * 8);
+            for (int part = 0; part < (is_key ? KEY_PARTS : VALUE_PARTS); part++) {
+                int column = part * width + eight * 8;
+                use(is_key ? k * KEY_PARTS + part : 2 * KEY_PARTS + (k - 2) * VALUE_PARTS + part,
+                    (is_key ? cache.keys : cache.values) + at + column, start + j < end && column < HEAD_DIM);
             }
         }
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            int j = place(k);
-            if (start + j < end) {
-                size_t at = BLOCK_SIZE % CHUNK == 0 ? base + j * stride
-                                                    : offset_of(table, start + j, kv_head, cache.kv_heads, 0);
-#pragma unroll
-                for (int part = 0; part < VALUE_PARTS; part++)
-                    if (part * 64 + row * 8 < HEAD_DIM)
-                        value[k][part] = *(const uint4*)(cache.values + at + part * 64 + row * 8);
-            }
-        }
+    }
+
+    // Zeros from `end` on.
+    __device__ __forceinline__ void load(const LayerCache& cache, const int* table, int kv_head, int start, int end) {
+        clear();
+        visit(cache, table, kv_head, start, end, [this](int p, const bf16* from, bool there) {
+            if (there) piece[p] = *(const uint4*)from;
+        });
     }
 };
 
@@ -197,8 +198,8 @@ struct Seen {
             for (int part = 0; part < KEY_PARTS; part++) {
                 const unsigned first[4] = {query[part].x, 0u, query[part].y, 0u};
                 const unsigned second[4] = {query[part].z, 0u, query[part].w, 0u};
-                multiply_add(score[tile], first, chunk.key[tile][part].x, chunk.key[tile][part].y);
-                multiply_add(score[tile], second, chunk.key[tile][part].z, chunk.key[tile][part].w);
+                multiply_add(score[tile], first, chunk.key(tile, part).x, chunk.key(tile, part).y);
+                multiply_add(score[tile], second, chunk.key(tile, part).z, chunk.key(tile, part).w);
             }
         float highest = peak;
 #pragma unroll
@@ -230,7 +231,7 @@ struct Seen {
         for (int part = 0; part < VALUE_PARTS; part++) {
             const unsigned* v[4];
 #pragma unroll
-            for (int k = 0; k < 4; k++) v[k] = &chunk.value[k][part].x;
+            for (int k = 0; k < 4; k++) v[k] = &chunk.value(k, part).x;
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 const unsigned columns[4] = {lower_halves(v[0][t], v[1][t]), upper_halves(v[0][t], v[1][t]),
@@ -298,46 +299,67 @@ struct SeenByBlock {
     }
 };
 
-// Keys begin to end - 1 of KV head `kv_head`, the new token among them if it is there; `context` counts it, `begin` is a
-// multiple of CHUNK. Keys are on their way before await() is called, which returns the NewToken; it has a barrier in it
-// where it needs one. Who has the new token writes its key and value to the cache. All BLOCK_THREADS threads call it; a
-// barrier ends it.
-template <class Await>
-__device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, const int* table, int context, int kv_head,
-                                                   int begin, int end, float* scratch, Await await) {
-    int warp = threadIdx.x / 32, warps = BLOCK_THREADS / 32;
-    bool newest = begin < context && end >= context;
-    end = min(end, context - 1);
+// Keys begin to end - 1 of a KV head, as far as they are in the cache; `begin` is a multiple of CHUNK.
+struct KeyRange {
+    int kv_head, begin, end;
+    // Keys that a warp looks at: from here on, a chunk out of so many.
+    __device__ __forceinline__ int first() const { return begin + threadIdx.x / 32 * CHUNK; }
+    static __device__ __forceinline__ int stride() { return BLOCK_THREADS / 32 * CHUNK; }
+};
+
+// Brings a warp its keys straight from the cache. The first are on their way before the query is known.
+struct FromCache {
+    const LayerCache& cache;
+    const int* table;
     Chunk chunk;
-    int start = begin + warp * CHUNK;
-    chunk.load(cache, table, kv_head, start, end);
+
+    __device__ __forceinline__ FromCache(const LayerCache& cache, const int* table) : cache(cache), table(table) {}
+
+    __device__ __forceinline__ void start(KeyRange range) { chunk.load(cache, table, range.kv_head, range.first(), range.end); }
+
+    __device__ __forceinline__ void show_all(Seen& seen, KeyRange range, float scale) {
+        for (int start = range.first(); start < range.end; start += range.stride()) {
+            int next = start + range.stride();
+            if (AHEAD) {
+                Chunk following;
+                following.load(cache, table, range.kv_head, next, range.end);  // while these are looked at
+                seen.look(chunk, range.end - start, scale);
+                chunk = following;
+            } else {
+                seen.look(chunk, range.end - start, scale);
+                chunk.load(cache, table, range.kv_head, next, range.end);
+            }
+        }
+    }
+};
+
+// Attention over keys begin to end - 1 of a KV head, the new token among them if it is there; `context` counts it,
+// `begin` is a multiple of CHUNK. `keys` brings those in the cache; await() returns the NewToken, and has a barrier in
+// it where it needs one. Who has the new token writes its key and value to the cache, with the help of `table`. All
+// BLOCK_THREADS threads call it; a barrier ends it.
+template <class Keys, class Await>
+__device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, const int* table, int context, KeyRange range,
+                                                   float* scratch, Keys&& keys, Await await) {
+    int warp = threadIdx.x / 32, kv_head = range.kv_head;
+    bool newest = range.begin < context && range.end >= context;
+    range.end = min(range.end, context - 1);
+    keys.start(range);
     NewToken token = await();
     Seen seen(token);
-    while (start < end) {
-        int next = start + warps * CHUNK;
-        if (AHEAD) {
-            Chunk following;
-            following.load(cache, table, kv_head, next, end);  // while these are looked at
-            seen.look(chunk, end - start, cache.scale);
-            chunk = following;
-        } else {
-            seen.look(chunk, end - start, cache.scale);
-            chunk.load(cache, table, kv_head, next, end);
-        }
-        start = next;
-    }
+    keys.show_all(seen, range, cache.scale);
     if (newest && warp == 0) {  // a chunk of one key
         int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
         size_t at = offset_of(table, context - 1, kv_head, cache.kv_heads, 0);
-        chunk.clear();
+        Chunk single;
+        single.clear();
 #pragma unroll
         for (int part = 0; part < KEY_PARTS; part++) {
             int column = part * 32 + quarter * 8;
             if (row == 0 && column < HEAD_DIM) {
                 float eight[8];
                 load_turned(token.key, column, token.cosines, token.sines, eight);
-                chunk.key[0][part] = pack8(eight);
-                *(uint4*)(cache.keys + at + column) = chunk.key[0][part];
+                single.key(0, part) = pack8(eight);
+                *(uint4*)(cache.keys + at + column) = single.key(0, part);
             }
         }
 #pragma unroll
@@ -346,11 +368,11 @@ __device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, cons
             if (quarter == 0 && column < HEAD_DIM) {
                 float eight[8];
                 load_floats(token.value + column, eight);
-                chunk.value[0][part] = pack8(eight);
-                *(uint4*)(cache.values + at + column) = chunk.value[0][part];
+                single.value(0, part) = pack8(eight);
+                *(uint4*)(cache.values + at + column) = single.value(0, part);
             }
         }
-        seen.look(chunk, 1, cache.scale);
+        seen.look(single, 1, cache.scale);
     }
     SeenByBlock block(scratch);
     block.put(seen);

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..device import cp, is_gpu
-from .launch import Contract, Float
+from .launch import Contract, Float, ceil_div
 from .source import kernel
 
 MAX_GROUP, MAX_HEAD_DIM = 8, 256
@@ -41,6 +41,11 @@ def supports(q_heads: int, kv_heads: int, head_dim: int) -> bool:
 def attention_floats(warps: int, group: int, head_dim: int) -> int:
     """float32 values of shared memory that a block of so many warps takes: ATTENTION_FLOATS."""
     return warps * group * (head_dim + 2)
+
+
+def chunk_bytes(head_dim: int) -> int:
+    """Bytes of the keys and values that a warp looks at at a time: CHUNK_PIECES of 16 bytes for each lane."""
+    return (2 * ceil_div(head_dim, 32) + 4 * ceil_div(head_dim, 64)) * 32 * 16
 
 
 def splits_for(requests: int, kv_heads: int) -> int:

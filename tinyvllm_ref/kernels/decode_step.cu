@@ -3,7 +3,8 @@
 //
 // The weights do not depend on the token. So on a card one more warp in each block does nothing but have them brought
 // into a ring of shared memory, in the order in which they will be needed and over the borders of products and layers:
-// while blocks wait for each other, compute a norm or an attention, memory goes on delivering what comes next.
+// while blocks wait for each other, compute a norm or an attention, memory goes on delivering what comes next. The keys
+// and values of the cache go the same way, each layer's between its first product and its second.
 //
 // Blocks hand on what they have computed without a barrier: every number goes to global memory together with the
 // number of the exchange that it belongs to, in one 8-byte word, and whoever needs it reads until all words are of this
@@ -29,19 +30,25 @@
 #else
 #define BLOCK_BARRIER() __syncthreads()
 #endif
+// The copying warp waits here (sync) for the others, which go on (arrive).
+#define TABLE_BARRIER(kind) asm volatile("bar." #kind " 2, %0;" ::"n"(BLOCK_THREADS + 32) : "memory")
 #include "argmax.cuh"
+#include "async_copy.cuh"
 #include "bulk_copy.cuh"
 #include "decode_attention.cuh"
-#include "dependent_launch.cuh"
 
 // Copies of a block that are on their way at a time, of each kind of matrix: enough to keep memory busy, and no more,
 // because whatever else is read waits behind all of them.
 #define IN_FLIGHT_QKV 1
+#define IN_FLIGHT_KEYS 4
 #define IN_FLIGHT_O_PROJ 1
 #define IN_FLIGHT_GATE_UP 1
 #define IN_FLIGHT_DOWN_PROJ 1
 #define IN_FLIGHT_LM_HEAD 4
+#define IN_FLIGHT_WITHIN 2
+#define WITHIN_FROM STAGES
 #define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
+#define CHUNKS (PIECE / 256)
 #define TABLE 512   // blocks of the cache whose numbers a block keeps
 // Over how many blocks of the launch the keys of a KV head are spread: one, FEW_SPLITS or MANY_SPLITS, by the length of
 // the context. A split begins with a chunk and with a block of the cache.
@@ -69,8 +76,17 @@ __host__ __device__ constexpr int columns_of(int width) {
 // A stage of the ring has two pieces for each warp: of two sets of so many rows.
 __host__ __device__ constexpr int rows_of_set(int width) { return WARPS / pieces_of(width); }
 
+#define CHUNK_BYTES (CHUNK_PIECES * 32 * 16)  // of keys and values
 #define STAGE_BYTES                                                                                                \
-    (4 * MOST(rows_of_set(HIDDEN) * HIDDEN, MOST(rows_of_set(HEADS_WIDTH) * HEADS_WIDTH, rows_of_set(FFN) * FFN)))
+    MOST(CHUNK_BYTES,                                                                                              \
+         4 * MOST(rows_of_set(HIDDEN) * HIDDEN, MOST(rows_of_set(HEADS_WIDTH) * HEADS_WIDTH, rows_of_set(FFN) * FFN)))
+
+// How many chunks of keys are in a stage: a power of two, at most one for each warp.
+__host__ __device__ constexpr int chunks_of_stage() {
+    int chunks = WARPS;
+    while (chunks * CHUNK_BYTES > STAGE_BYTES) chunks /= 2;
+    return chunks;
+}
 
 enum Kind { QKV, O_PROJ, GATE_UP, DOWN_PROJ, LM_HEAD };
 
@@ -91,7 +107,33 @@ __device__ __forceinline__ Share share_of(Kind kind, int layer, int vocab) {
     return {(int)(first * unit), (int)((last - first) * unit)};
 }
 
-// ---------------- the weights' way
+// The division of a layer's attention among blocks: `splits` of them, a power of two, for each KV head.
+struct Division {
+    int context, splits, keys_each;
+
+    __device__ __forceinline__ explicit Division(int context)
+        : context(context), splits(context <= FEW_KEYS ? 1 : context <= SOME_KEYS ? FEW_SPLITS : MANY_SPLITS) {
+        keys_each = ((context + splits - 1) / splits + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+
+    __device__ __forceinline__ int items() const { return KV_HEADS * splits; }
+    __device__ __forceinline__ KeyRange keys(int item) const {
+        int begin = item % splits * keys_each;
+        return {item / splits, begin, begin + keys_each};
+    }
+};
+
+// The numbers of the cache's blocks: `near` has those of a block's first item, others are looked up in `all`. Further
+// items are there where the launch has few blocks only.
+struct Tables {
+    const int *near, *all;
+    __device__ __forceinline__ const int* of(const Division& division, int item) const {
+        bool fits = item == blockIdx.x && division.keys_each <= TABLE * BLOCK_SIZE;
+        return fits ? near - division.keys(item).begin / BLOCK_SIZE : all;
+    }
+};
+
+// ---------------- the weights' and the keys' way
 
 struct Ring {
     unsigned char* stages;
@@ -107,65 +149,141 @@ struct Ring {
 };
 
 #if HAS_BULK_COPY
-// A block's rows of a matrix, a stage after the other. A stage's second set of rows are those that follow the first
-// set, or those `apart` rows further on.
-template <int WIDTH, int IN_FLIGHT>
-__device__ __forceinline__ void bring(Ring& ring, Ring& oldest, const bf16* matrix, Share share, int apart,
-                                      unsigned long long policy) {
-    constexpr int SET = rows_of_set(WIDTH);
-    int step = apart ? SET : 2 * SET;
-    for (int r = 0; r < share.rows; r += step) {
-        const bf16* from = matrix + (size_t)(share.first + r) * WIDTH;
-        unsigned char* to = ring.stages + ring.stage * STAGE_BYTES;
-        unsigned bytes = min(step, share.rows - r) * (2 * WIDTH);
-        while (ring.started - oldest.started >= IN_FLIGHT) {
+#define IS_FIRST_LANE (threadIdx.x % 32 == 0)
+
+// What the copying warp keeps in mind: where the next stage goes, and the oldest of the copies that are on their way.
+struct Supply {
+    Ring ring, oldest;
+    unsigned long long policy;
+
+    // Until less than `most` copies are on their way, and the next stage is free.
+    __device__ __forceinline__ unsigned char* next_stage(int most) {
+        while (ring.started - oldest.started >= most) {
             wait_phase(oldest.full + oldest.stage, oldest.phase);
             oldest.next();
         }
         wait_phase(ring.empty + ring.stage, ring.phase ^ 1u);
-        arrive_expecting(ring.full + ring.stage, apart ? 2 * bytes : bytes);
-        copy_bulk(to, from, bytes, ring.full + ring.stage, policy);
-        if (apart) copy_bulk(to + SET * 2 * WIDTH, from + (size_t)apart * WIDTH, bytes, ring.full + ring.stage, policy);
-        ring.next();
+        return ring.stages + ring.stage * STAGE_BYTES;
     }
-}
 
-__device__ __forceinline__ void bring_all(Ring ring, const bf16* const* weights, int layers, int vocab) {
-    unsigned long long policy = read_once();
-    Ring oldest = ring;  // of the copies that are on their way
-    Share rows = share_of(O_PROJ, 0, vocab);
-    for (int layer = 0; layer < layers; layer++) {
-        bring<HIDDEN, IN_FLIGHT_QKV>(ring, oldest, weights[4 * layer], share_of(QKV, layer, vocab), 0, policy);
-        bring<HEADS_WIDTH, IN_FLIGHT_O_PROJ>(ring, oldest, weights[4 * layer + 1], rows, 0, policy);
-        bring<HIDDEN, IN_FLIGHT_GATE_UP>(ring, oldest, weights[4 * layer + 2], share_of(GATE_UP, layer, vocab), FFN, policy);
-        bring<FFN, IN_FLIGHT_DOWN_PROJ>(ring, oldest, weights[4 * layer + 3], rows, 0, policy);
-    }
-    bring<HIDDEN, IN_FLIGHT_LM_HEAD>(ring, oldest, weights[4 * layers], share_of(LM_HEAD, layers, vocab), 0, policy);
-}
-#endif
-
-// Two pieces times the same columns of x: this lane has four times eight of them.
-__device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* second, int columns, const float (&x)[4][8]) {
-    float a[4] = {}, b[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int column = 256 * i + 8 * (threadIdx.x % 32);
-        if (column < columns) {
-            float w[8], v[8];
-            load8(first + column, w);
-            load8(second + column, v);
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                a[i] += w[c] * x[i][c];
-                b[i] += v[c] * x[i][c];
-            }
+    // A block's rows of a matrix, a stage after the other. A stage's second set of rows are those that follow the first
+    // set, or those `apart` rows further on.
+    template <int WIDTH, int AT_FIRST, int WITHIN>
+    __device__ __forceinline__ void bring(const bf16* matrix, Share share, int apart) {
+        constexpr int SET = rows_of_set(WIDTH);
+        int step = apart ? SET : 2 * SET;
+        for (int r = 0; r < share.rows; r += step, ring.next()) {
+            const bf16* from = matrix + (size_t)(share.first + r) * WIDTH;
+            unsigned bytes = min(step, share.rows - r) * (2 * WIDTH);
+            // Once the ring has nothing but this matrix in it, the block is multiplying and waits for nobody.
+            unsigned char* to = next_stage(r >= WITHIN_FROM * step ? WITHIN : AT_FIRST);
+            PhaseBarrier* full = ring.full + ring.stage;
+            if (!IS_FIRST_LANE) continue;
+            before_bulk_copies();  // keys may have been in this stage
+            arrive(full, 31);
+            arrive_expecting(full, apart ? 2 * bytes : bytes);
+            copy_bulk(to, from, bytes, full, policy);
+            if (apart) copy_bulk(to + SET * 2 * WIDTH, from + (size_t)apart * WIDTH, bytes, full, policy);
         }
     }
-    float2 total = make_float2((a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3]));
+
+    // Keys and values, in the order in which lanes want them. They lie in pieces that are too small for the copy engine.
+    __device__ __forceinline__ void bring_keys(const LayerCache& cache, const int* table, KeyRange range) {
+        constexpr int CHUNKS_OF_STAGE = chunks_of_stage();
+        for (int start = range.begin; start < range.end; start += CHUNKS_OF_STAGE * CHUNK, ring.next()) {
+            unsigned char* to = next_stage(IN_FLIGHT_KEYS) + threadIdx.x % 32 * 16;
+            for (int c = 0; c < CHUNKS_OF_STAGE; c++, to += CHUNK_BYTES)
+                Chunk::visit(cache, table, range.kv_head, start + c * CHUNK, range.end, [&](int p, const bf16* from, bool there) {
+                    copy16_async_or_zero(to + p * 512, from, there);
+                });
+            arrive_with_copies(ring.full + ring.stage);
+        }
+    }
+};
+
+__device__ __forceinline__ void bring_all(Ring ring, const bf16* const* weights, int layers, int vocab, LayerCache cache,
+                                          size_t layer_stride, int context, Tables tables) {
+    Supply supply = {ring, ring, read_once()};
+    Division division(context);
+    Share rows = share_of(O_PROJ, 0, vocab);
+    for (int layer = 0; layer < layers; layer++) {
+        supply.bring<HIDDEN, IN_FLIGHT_QKV, IN_FLIGHT_QKV>(weights[4 * layer], share_of(QKV, layer, vocab), 0);
+        if (layer == 0) TABLE_BARRIER(sync);
+        for (int item = blockIdx.x; item < division.items(); item += gridDim.x) {
+            KeyRange range = division.keys(item);
+            range.end = min(range.end, context - 1);
+            supply.bring_keys(cache, tables.of(division, item), range);
+        }
+        cache.keys += layer_stride;
+        cache.values += layer_stride;
+        supply.bring<HEADS_WIDTH, IN_FLIGHT_O_PROJ, IN_FLIGHT_O_PROJ>(weights[4 * layer + 1], rows, 0);
+        supply.bring<HIDDEN, IN_FLIGHT_GATE_UP, IN_FLIGHT_WITHIN>(weights[4 * layer + 2], share_of(GATE_UP, layer, vocab), FFN);
+        supply.bring<FFN, IN_FLIGHT_DOWN_PROJ, IN_FLIGHT_WITHIN>(weights[4 * layer + 3], rows, 0);
+    }
+    supply.bring<HIDDEN, IN_FLIGHT_LM_HEAD, IN_FLIGHT_LM_HEAD>(weights[4 * layers], share_of(LM_HEAD, layers, vocab), 0);
+}
+
+// Takes a warp's keys from the ring.
+struct FromRing {
+    Ring& ring;
+
+    __device__ __forceinline__ void start(KeyRange) {}
+
+    __device__ __forceinline__ void show_all(Seen& seen, KeyRange range, float scale) {
+        constexpr int CHUNKS_OF_STAGE = chunks_of_stage();
+        unsigned mine = threadIdx.x / 32;  // which chunk of the stage
+        for (int first = range.begin; first < range.end; first += CHUNKS_OF_STAGE * CHUNK) {
+            int start = first + (int)mine * CHUNK;
+            bool any = mine < CHUNKS_OF_STAGE && start < range.end;
+            wait_phase(ring.full + ring.stage, ring.phase);
+            const unsigned char* from = ring.stages + ring.stage * STAGE_BYTES + mine * CHUNK_BYTES + threadIdx.x % 32 * 16;
+            Chunk chunk;
+            if (any) {
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) {
-        total.x += __shfl_xor_sync(0xffffffffu, total.x, other);
-        total.y += __shfl_xor_sync(0xffffffffu, total.y, other);
+                for (int p = 0; p < CHUNK_PIECES; p++) chunk.piece[p] = *(const uint4*)(from + p * 512);
+            }
+            __syncwarp();
+            if (IS_FIRST_LANE) arrive(ring.empty + ring.stage);
+            ring.next();
+            if (any) seen.look(chunk, range.end - start, scale);
+            mine = (mine - CHUNKS_OF_STAGE) % WARPS;
+        }
+    }
+};
+#endif
+
+// Which eight columns of a piece this lane takes, of four times eight. Tensor cores multiply: a matrix of 16 rows, which
+// are eight segments of the one piece and eight of the other, times eight columns, which are the same segments of x. Of
+// the 16 x 8 sums those on the diagonals are wanted, a segment of a piece times the same segment of x. Lanes of odd
+// segments take their neighbours' chunks, so that eight lanes read from all banks of shared memory.
+__device__ __forceinline__ int column_of(int chunk) {
+    int lane = threadIdx.x % 32, segment = lane / 4;
+    return segment * (PIECE / 8) + (chunk ^ segment % 2) * 32 + lane % 4 * 8;
+}
+
+__device__ __forceinline__ uint4 load_columns(const bf16* from, int column, int columns) {
+    return column < columns ? *(const uint4*)(from + column) : make_uint4(0u, 0u, 0u, 0u);
+}
+
+// Two pieces times the same columns of x, of which this lane has four times eight. Lane 0 gets the sums.
+__device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* second, int columns, const uint4 (&x)[CHUNKS]) {
+    float sum[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        uint4 a = load_columns(first, column_of(i), columns), b = load_columns(second, column_of(i), columns);
+        const unsigned left[4] = {a.x, b.x, a.y, b.y}, right[4] = {a.z, b.z, a.w, b.w};
+        multiply_add(sum[0], left, x[i].x, x[i].y);
+        multiply_add(sum[1], right, x[i].z, x[i].w);
+    }
+    // Column `segment` of row `segment` is in lane 4 * segment + segment / 2, and so for the second piece.
+    int lane = threadIdx.x % 32, segment = lane / 4;
+    float2 total = segment % 2 ? make_float2(sum[0][1] + sum[1][1], sum[0][3] + sum[1][3])
+                               : make_float2(sum[0][0] + sum[1][0], sum[0][2] + sum[1][2]);
+#pragma unroll
+    for (int bit = 1; bit < 8; bit *= 2) {
+        int other = segment ^ bit, holder = 4 * other + other / 2;
+        total.x += __shfl_sync(0xffffffffu, total.x, holder);
+        total.y += __shfl_sync(0xffffffffu, total.y, holder);
     }
     return total;
 }
@@ -173,7 +291,7 @@ __device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* seco
 // A block's rows times x, as sums[row * pieces + piece]; APART: and those so many rows further on, whose sums follow.
 // The columns of x that this lane has are in `x`. A barrier ends it.
 template <int WIDTH, int APART>
-__device__ __forceinline__ void multiply(Ring& ring, const bf16* matrix, Share share, const float (&x)[4][8],
+__device__ __forceinline__ void multiply(Ring& ring, const bf16* matrix, Share share, const uint4 (&x)[CHUNKS],
                                          float* sums) {
     constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH), SET = rows_of_set(WIDTH);
     int warp = threadIdx.x / 32, piece = warp % PIECES, mine = warp / PIECES;
@@ -213,16 +331,11 @@ __device__ __forceinline__ float row_sum(const float* sums, int row) {
 
 // The columns of x that this lane multiplies with, zeros where there are no more.
 template <int WIDTH>
-__device__ __forceinline__ void take_columns(const bf16* x, float (&to)[4][8]) {
+__device__ __forceinline__ void take_columns(const bf16* x, uint4 (&to)[CHUNKS]) {
     constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH);
-    int first = threadIdx.x / 32 % PIECES * EACH, columns = min(EACH, WIDTH - first);
+    int first = threadIdx.x / 32 % PIECES * EACH;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int column = 256 * i + 8 * (threadIdx.x % 32);
-#pragma unroll
-        for (int c = 0; c < 8; c++) to[i][c] = 0.0f;
-        if (column < columns) load8(x + first + column, to[i]);
-    }
+    for (int i = 0; i < CHUNKS; i++) to[i] = load_columns(x + first, column_of(i), min(EACH, WIDTH - first));
 }
 
 // ---------------- the numbers' way from block to block
@@ -239,24 +352,34 @@ __device__ __forceinline__ void hand_on(Word* to, unsigned bits, unsigned exchan
 #endif
 }
 
-// Two words that lie side by side, each by itself whole; true when both belong to the exchange.
-__device__ __forceinline__ bool look(const Word* from, unsigned exchange, unsigned& a, unsigned& b) {
+// Two words that lie side by side, each by itself whole.
+struct Words {
+    unsigned a, a_exchange, b, b_exchange;
+    __device__ __forceinline__ bool of(unsigned exchange) const { return a_exchange == exchange && b_exchange == exchange; }
+};
+
+__device__ __forceinline__ Words look(const Word* from) {
+    Words words;
 #ifdef __CUDA_ARCH__
-    unsigned a_exchange, b_exchange;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(a_exchange), "=r"(b), "=r"(b_exchange)
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.a), "=r"(words.a_exchange), "=r"(words.b), "=r"(words.b_exchange)
                  : "l"(from)
                  : "memory");
-    return a_exchange == exchange && b_exchange == exchange;
 #else
-    a = from[0].bits;
-    b = from[1].bits;
-    return from[0].exchange == exchange && from[1].exchange == exchange;
+    words = {from[0].bits, from[0].exchange, from[1].bits, from[1].exchange};
 #endif
+    return words;
+}
+
+__device__ __forceinline__ Words look_until(const Word* from, unsigned exchange) {
+    Words words = look(from);
+    while (!words.of(exchange)) words = look(from);
+    return words;
 }
 
 // 2 * PAIRS words from every 2 * BLOCK_THREADS-th on, as soon as they have been handed on: to[e] are the words
-// 2 * (e * BLOCK_THREADS + threadIdx.x) and the next one, of `count`.
+// 2 * (e * BLOCK_THREADS + threadIdx.x) and the next one, of `count`. A thread asks for one pair at a time: all blocks
+// read the same words, and asking for all at once makes them stand in each other's way (measured).
 template <int PAIRS>
 __device__ __forceinline__ void receive(const Word* from, int count, unsigned exchange, uint2 (&to)[PAIRS]) {
 #ifndef __CUDA_ARCH__
@@ -267,8 +390,13 @@ __device__ __forceinline__ void receive(const Word* from, int count, unsigned ex
 #pragma unroll
         for (int e = 0; e < PAIRS; e++) {
             int word = 2 * (e * BLOCK_THREADS + threadIdx.x);
-            if ((missing >> e & 1u) && (word >= count || look(from + word, exchange, to[e].x, to[e].y)))
-                missing &= ~(1u << e);
+            if (!(missing >> e & 1u)) continue;
+            if (word < count) {
+                Words words = look(from + word);
+                if (!words.of(exchange)) continue;
+                to[e] = make_uint2(words.a, words.b);
+            }
+            missing &= ~(1u << e);
         }
     }
 }
@@ -295,33 +423,26 @@ __device__ __forceinline__ void receive_heads(const Word* qkv, int kv_head, unsi
     for (int word = 2 * threadIdx.x; word < (GROUP + 2) * HEAD_DIM; word += 2 * BLOCK_THREADS) {
         int head = word / HEAD_DIM, row = kv_head * GROUP * HEAD_DIM + word;
         if (head >= GROUP) row = HEADS_WIDTH + (head - GROUP) * KV_WIDTH + kv_head * HEAD_DIM + word % HEAD_DIM;
-        unsigned a, b;
-        while (!look(qkv + row, exchange, a, b)) {}
-        *(float2*)(to + word) = make_float2(__uint_as_float(a), __uint_as_float(b));
+        Words words = look_until(qkv + row, exchange);
+        *(float2*)(to + word) = make_float2(__uint_as_float(words.a), __uint_as_float(words.b));
     }
     BLOCK_BARRIER();
 }
 
-// A division of the attention: SPLITS blocks for each KV head.
-template <int SPLITS>
-struct Division {
-    static constexpr int ITEMS = KV_HEADS * SPLITS, STRIDE = GROUP * (HEAD_DIM + 2);
-    int keys_each;
-
-    __device__ __forceinline__ explicit Division(int context)
-        : keys_each(((context + SPLITS - 1) / SPLITS + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT) {}
-
-    __device__ __forceinline__ int kv_head(int item) const { return item / SPLITS; }
-    __device__ __forceinline__ int begin(int item) const { return item % SPLITS * keys_each; }
+// The attention of a layer, as far as it is this block's. What it gives goes to `heads`, two columns in a word.
+struct Attention {
+    Division division;
+    const Word* qkv;
+    Word *heads, *parts;
+    unsigned exchange;
+    static constexpr int PAIRS = GROUP * HEAD_DIM / 2, STRIDE = GROUP * (HEAD_DIM + 2);  // of columns; words of an item
 
     // What a block has found goes to the others of the same heads; each merges some columns and hands them on.
-    __device__ __forceinline__ void finish(const SeenByBlock& seen, Word* parts, Word* heads, int item,
-                                           unsigned exchange) const {
-        Word* to = heads + kv_head(item) * GROUP * HEAD_DIM / 2;
-        Word* mine = parts + (size_t)item * STRIDE;
+    __device__ __forceinline__ void finish(const SeenByBlock& seen, int item) const {
+        Word *to = heads + item / division.splits * PAIRS, *mine = parts + (size_t)item * STRIDE;
         for (int p = 2 * threadIdx.x; p < GROUP * HEAD_DIM; p += 2 * BLOCK_THREADS) {
             Part part = seen.part(p);
-            if (SPLITS == 1) {
+            if (division.splits == 1) {
                 hand_on(to + p / 2, pack_bf16(part.a, part.b), exchange);
                 continue;
             }
@@ -333,68 +454,56 @@ struct Division {
         }
     }
 
-    // The columns that this block merges; those of a block with no keys of its own, too.
-    __device__ __forceinline__ void merge(const Word* parts, Word* heads, int item, unsigned exchange) const {
-        constexpr int PAIRS = GROUP * HEAD_DIM / 2, EACH = (PAIRS + SPLITS - 1) / SPLITS;  // pairs of columns
-        const Word* all = parts + (size_t)(item - item % SPLITS) * STRIDE;
-        Word* to = heads + kv_head(item) * PAIRS;
-        int first = item % SPLITS * EACH, last = min(PAIRS, first + EACH);
-        for (int pair = first + threadIdx.x; pair < last; pair += BLOCK_THREADS)
-            hand_on(to + pair, merged(all, 2 * pair, exchange), exchange);
+    // The columns that this block merges, two at a time by as many neighbouring lanes as there are splits, each of which
+    // has those of one split. A block with no keys of its own merges, too.
+    __device__ __forceinline__ void merge(int item) const {
+        int splits = division.splits, each = (PAIRS + splits - 1) / splits, split = threadIdx.x % splits;
+        int first = item % splits * each, last = min(PAIRS, first + each);
+        const Word* theirs = parts + (size_t)(item - item % splits + split) * STRIDE;
+        Word* to = heads + item / splits * PAIRS;
+        for (int start = first; start < last; start += BLOCK_THREADS / splits) {
+            int pair = start + threadIdx.x / splits;
+            float a = 0.0f, b = 0.0f, lse = -infinity();
+            if (pair < last) {
+                Words value = look_until(theirs + 2 * pair, exchange);
+                lse = __uint_as_float(look_until(theirs + GROUP * HEAD_DIM + 2 * pair / HEAD_DIM * 2, exchange).a);
+                a = __uint_as_float(value.a), b = __uint_as_float(value.b);
+            }
+            float peak = lse;
+            for (int other = splits / 2; other > 0; other /= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, other));
+            float sum = weight_of(lse, peak);
+            a = sum > 0.0f ? sum * a : 0.0f;  // a split without keys has none
+            b = sum > 0.0f ? sum * b : 0.0f;
+            for (int other = splits / 2; other > 0; other /= 2) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, other);
+                a += __shfl_xor_sync(0xffffffffu, a, other);
+                b += __shfl_xor_sync(0xffffffffu, b, other);
+            }
+            if (split == 0 && pair < last) hand_on(to + pair, pack_bf16(a / sum, b / sum), exchange);
+        }
     }
 
-    // Columns p and p + 1 of all splits as one, rounded.
-    static __device__ __forceinline__ unsigned merged(const Word* all, int p, unsigned exchange) {
-        uint2 value[SPLITS], weight[SPLITS];
-        unsigned missing = ~0u >> (32 - SPLITS);
-        while (missing) {
-#pragma unroll
-            for (int s = 0; s < SPLITS; s++) {
-                bool there = look(all + s * STRIDE + p, exchange, value[s].x, value[s].y);
-                const Word* lse = all + s * STRIDE + GROUP * HEAD_DIM + p / HEAD_DIM * 2;
-                there &= look(lse, exchange, weight[s].x, weight[s].y);
-                if (there) missing &= ~(1u << s);
-            }
+    __device__ __forceinline__ void operator()(const LayerCache& cache, const Tables& tables, const float* turns, Ring& ring,
+                                               float* token, float* work) const {
+        for (int item = blockIdx.x; item < division.items(); item += gridDim.x) {
+            KeyRange range = division.keys(item);
+            const int* table = tables.of(division, item);
+            auto await = [&]() {
+                receive_heads(qkv, range.kv_head, exchange, token);
+                return NewToken{token, token + GROUP * HEAD_DIM, token + (GROUP + 1) * HEAD_DIM, turns, turns + HALF};
+            };
+#if HAS_BULK_COPY
+            FromRing keys = {ring};
+#else
+            FromCache keys(cache, table);
+#endif
+            finish(attend_keys(cache, table, division.context, range, work, keys, await), item);
+            BLOCK_BARRIER();  // the work memory is free again
         }
-        float peak = -infinity(), sum = 0.0f, a = 0.0f, b = 0.0f;
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++) peak = fmaxf(peak, __uint_as_float(weight[s].x));
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++) {
-            float share = weight_of(__uint_as_float(weight[s].x), peak);
-            sum += share;
-            if (share > 0.0f) {
-                a += share * __uint_as_float(value[s].x);
-                b += share * __uint_as_float(value[s].y);
-            }
-        }
-        return pack_bf16(a / sum, b / sum);
+        if (division.splits > 1)
+            for (int item = blockIdx.x; item < division.items(); item += gridDim.x) merge(item);
     }
 };
-
-// The attention of a layer, as far as it is this block's: what it gives goes to `heads`, two columns in a word. `table`
-// has the blocks of the keys of this block's first item; further items are there where there are few blocks only.
-template <int SPLITS>
-__device__ __forceinline__ void attend(const LayerCache& cache, const Word* qkv, Word* heads, Word* parts, const int* table,
-                                       const int* whole_table, int context, const float* turns, unsigned exchange,
-                                       float* token, float* work) {
-    Division<SPLITS> division(context);
-    for (int item = blockIdx.x; item < division.ITEMS; item += gridDim.x) {
-        int kv_head = division.kv_head(item), begin = division.begin(item);
-        bool near = item == blockIdx.x && division.keys_each <= TABLE * BLOCK_SIZE;
-        auto await = [&]() {
-            receive_heads(qkv, kv_head, exchange, token);
-            return NewToken{token, token + GROUP * HEAD_DIM, token + (GROUP + 1) * HEAD_DIM, turns, turns + HALF};
-        };
-        auto seen = attend_keys(cache, near ? table - begin / BLOCK_SIZE : whole_table, context, kv_head, begin,
-                                begin + division.keys_each, work, await);
-        division.finish(seen, parts, heads, item, exchange);
-        BLOCK_BARRIER();  // the work memory is free again
-    }
-    if (SPLITS > 1)
-        for (int item = blockIdx.x; item < division.ITEMS; item += gridDim.x)
-            division.merge(parts, heads, item, exchange);
-}
 
 // ---------------- norm and argmax
 
@@ -473,43 +582,44 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     float* own = sums + sums_floats;  // the block's rows of the residual stream
     float* reduce = own + (HIDDEN / gridDim.x + 4) / 4 * 4;
 
+    __shared__ int table[TABLE];  // the blocks of the keys that this block will look at
+    int context = context_len[0];
+    Division division(context);
+    Tables tables = {table, block_table};
+    LayerCache cache = {key_cache, value_cache, KV_HEADS, scale * LOG2_E};
 #if HAS_BULK_COPY
     __shared__ PhaseBarrier full[STAGES], empty[STAGES];
     ring.full = full;
     ring.empty = empty;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            start_phases(full + s, 1);
+            start_phases(full + s, 32);
             start_phases(empty + s, WARPS);
         }
         show_barriers();
     }
     __syncthreads();
     if (threadIdx.x >= BLOCK_THREADS) {  // the copying warp
-        if (threadIdx.x == BLOCK_THREADS) bring_all(ring, weights, layers, vocab);
+        bring_all(ring, weights, layers, vocab, cache, layer_stride, context, tables);
         return;
     }
 #endif
-    wait_for_previous();  // the weights were there before; the token was not
-
-    int id = ids[0], context = context_len[0];
+    int first_key = division.keys(blockIdx.x).begin;
+    for (int i = threadIdx.x; i < TABLE && first_key + i * BLOCK_SIZE < context; i += BLOCK_THREADS)
+        table[i] = block_table[first_key / BLOCK_SIZE + i];
+#if HAS_BULK_COPY
+    TABLE_BARRIER(arrive);
+#endif
     unsigned number = meeting[0];
     Word *qkv = exchange, *heads = qkv + QKV_ROWS, *middle = heads + HEADS_WIDTH / 2;
     Word *activated = middle + HIDDEN, *stream = activated + FFN / 2, *parts = stream + HIDDEN;
-    const bf16* embedded = embedding + (size_t)id * HIDDEN;
+    const bf16* embedded = embedding + (size_t)ids[0] * HIDDEN;
     Share rows = share_of(O_PROJ, 0, vocab);
     for (int r = threadIdx.x; r < rows.rows; r += BLOCK_THREADS) own[r] = bf16_to_float(embedded[rows.first + r]);
-
-    __shared__ int table[TABLE];  // the blocks of the keys that this block will look at
     __shared__ float turns[HEAD_DIM];
-    int first_key = context <= FEW_KEYS    ? Division<1>(context).begin(blockIdx.x)
-                    : context <= SOME_KEYS ? Division<FEW_SPLITS>(context).begin(blockIdx.x)
-                                           : Division<MANY_SPLITS>(context).begin(blockIdx.x);
-    for (int i = threadIdx.x; i < TABLE && first_key + i * BLOCK_SIZE < context; i += BLOCK_THREADS)
-        table[i] = block_table[first_key / BLOCK_SIZE + i];
     fill_turns(context - 1, inv_freq, turns, turns + HALF);
 
-    float columns[4][8];
+    uint4 columns[CHUNKS];
     uint2 value[NORM_PAIRS];
     unsigned weight[NORM_PAIRS];
     load_weights(norms[0], weight);
@@ -520,7 +630,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         value[e] = make_uint2(both << 16, both & 0xffff0000u);
     }
     for (int layer = 0; layer < layers; layer++, number++) {
-        LayerCache cache = {key_cache + layer * layer_stride, value_cache + layer * layer_stride, KV_HEADS, scale * LOG2_E};
         normalise(value, weight, eps, x, reduce);
         take_columns<HIDDEN>(x, columns);
         load_weights(norms[2 * layer + 1], weight);
@@ -529,13 +638,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS)
             hand_on(qkv + share.first + r, __float_as_uint(row_sum<HIDDEN>(sums, r)), number);
 
-        if (context <= FEW_KEYS)
-            attend<1>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
-        else if (context <= SOME_KEYS)
-            attend<FEW_SPLITS>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats, work);
-        else
-            attend<MANY_SPLITS>(cache, qkv, heads, parts, table, block_table, context, turns, number, token_floats,
-                                       work);
+        Attention attend = {division, qkv, heads, parts, number};
+        attend(cache, tables, turns, ring, token_floats, work);
+        cache.keys += layer_stride;
+        cache.values += layer_stride;
         receive_packed<HEADS_WIDTH>(heads, number, x);
         take_columns<HEADS_WIDTH>(x, columns);
         multiply<HEADS_WIDTH, 0>(ring, weights[4 * layer + 1], rows, columns, sums);
@@ -574,7 +680,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     take_columns<HIDDEN>(x, columns);
     Share share = share_of(LM_HEAD, layers, vocab);
     multiply<HIDDEN, 0>(ring, weights[4 * layers], share, columns, sums);
-    let_next_start();
     Candidate best = {0.0f, -1};
     for (int r = threadIdx.x; r < share.rows; r += BLOCK_THREADS) {
         float logit = row_sum<HIDDEN>(sums, r);

@@ -208,7 +208,10 @@ def _layout(config: ModelConfig, blocks: int) -> tuple[int, int, int]:
     rest = 4 * (work + _sums(config, blocks) + own + 4 * warps)
     if not is_gpu:
         return warps, 1, rest
-    stage = 4 * max(warps // pieces_of(width) * width for width in widths)
+    stage = max(
+        4 * max(warps // pieces_of(width) * width for width in widths),
+        attention.chunk_bytes(config.head_dim),
+    )
     stages = max(_LEAST_STAGES, min(_STAGES, (_shared_limit() - rest) // stage))
     return warps, stages, stages * stage + rest
 
