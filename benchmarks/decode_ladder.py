@@ -327,7 +327,7 @@ class Ladder:
         fast = self.fast
         size = fast._size_of(step.batch)
         counts = counts_of(self.config, 3, step.splits)
-        launch, prepare = (lambda: fast._launch_decode(size, "greedy")), self._seated(step, size)
+        launch, prepare = (lambda: fast._launch_decode(size, True)), self._seated(step, size)
         name = "fused attention: the engine's graph"
         return Rung(3, name, counts, launch, prepare, fast._logits, fast._chosen, self.stream)
 
@@ -336,7 +336,7 @@ class Ladder:
         if step.batch > 1 or fast._persistent is None:
             return None
         counts = counts_of(self.config, 4, step.splits)
-        launch, prepare = (lambda: fast._launch_persistent(1, "greedy")), self._seated(step, 1)
+        launch, prepare = (lambda: fast._launch_persistent(1, True)), self._seated(step, 1)
         name = "one persistent kernel"
         return Rung(4, name, counts, launch, prepare, fast._logits, fast._chosen, self.stream)
 

@@ -18,6 +18,7 @@ from .checkpoint.names import resolve
 from .config import ModelConfig
 from .device import cp, describe, is_gpu
 from .llm import LLM
+from .lost_device import losses_named
 from .random_model import preset_config, random_llm
 from .speed import beside, card
 from .speed.report import Subject, Table
@@ -105,7 +106,14 @@ def bench(settings: Settings) -> Iterator[str]:
     ValueError
         The model is unknown; prompts, tokens and batches do not fit into its context or into memory; or transformers
         was asked for and can not be measured.
+    DeviceLost
+        This process can not use the device any more.
     """
+    with losses_named():
+        yield from _bench(settings)
+
+
+def _bench(settings: Settings) -> Iterator[str]:
     folder = None if settings.model is None else resolve(settings.model)
     config = preset_config(str(settings.random)) if folder is None else ModelConfig.from_json(folder)
     _check_context(config, settings)

@@ -369,7 +369,7 @@ def doctor() -> None:
 
 
 # By their names: the modules that have them are loaded only by commands that need them.
-_OF_THE_MACHINE = ("CompilerNotFound", "NoDevice")
+_OF_THE_MACHINE = ("CompilerNotFound", "DeviceLost", "NoDevice")
 
 
 @contextmanager
@@ -379,8 +379,8 @@ def _plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, OSError, TypeError, LookupError, FetchError) as error:
-        typer.echo(f"tinyvllm: {error}", err=True)
+    except (ValueError, OSError, TypeError, LookupError, MemoryError, FetchError) as error:
+        typer.echo(f"tinyvllm: {str(error) or type(error).__name__}", err=True)
         raise typer.Exit(1) from None
     except RuntimeError as error:
         if type(error).__name__ not in _OF_THE_MACHINE:
@@ -439,10 +439,14 @@ def _load(model: str, mine: bool, **options: Any) -> LLM:
 def _print_pieces(pieces: Iterable[str]) -> str:
     """Print as they come, and give back the whole."""
     text = ""
-    for piece in pieces:
-        text += piece
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
+    try:
+        for piece in pieces:
+            text += piece
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+    except Exception:
+        typer.echo()  # what is said of it gets a line of its own
+        raise
     return text
 
 

@@ -14,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 _CHOICES = ("auto", "cuda", "cpu")
+_LEAST_CAPABILITY = (7, 5)  # what the kernels are compiled and tested for
+# The oldest driver for each CUDA that CuPy may be built with (CUDA Toolkit release notes, "Minimum Required Driver").
+_LEAST_DRIVER = {12: "525.60", 13: "580"}
 
 
 def _install_hint() -> str:
@@ -47,21 +50,55 @@ def _cupy() -> tuple[ModuleType, ModuleType] | str:
         if count == 0:
             return "CuPy finds no NVIDIA GPU on this machine"
         cupy.cuda.runtime.deviceSynchronize()
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     except Exception as error:
-        return f"CuPy is installed, and the GPU does not answer ({error}). {_driver_hint(error)}"
-    return cupy, cupyx
+        return f"CuPy is installed, and the GPU does not answer ({error}). {_driver_hint(error, cupy)}"
+    return _too_old(properties) or (cupy, cupyx)
 
 
-def _driver_hint(error: Exception) -> str:
-    """What to do about a driver that CuPy can not use."""
-    if "InsufficientDriver" in str(error) and has_driver():
-        return (
-            "The NVIDIA driver is older than CUDA 12 needs: update it to 525.60 or newer (Linux), then restart; "
-            "`nvidia-smi` prints its version"
-        )
+def _too_old(properties: dict[str, Any]) -> str:
+    """Why the kernels do not run on a card; "" where they do."""
+    capability = (int(properties["major"]), int(properties["minor"]))
+    if capability >= _LEAST_CAPABILITY:
+        return ""
+    has, needs = (".".join(map(str, version)) for version in (capability, _LEAST_CAPABILITY))
+    return (
+        f"the GPU, {properties['name'].decode()}, has compute capability {has}; it must be {needs} or more (such as a "
+        "T4). CUDA_VISIBLE_DEVICES chooses another GPU of this machine"
+    )
+
+
+def _driver_hint(error: Exception, cupy: Any) -> str:
+    """What to do about a device that CuPy can not use."""
+    name = str(error).partition(":")[0].removeprefix("cudaError")
     if not has_driver():
         return "No NVIDIA driver is installed: install one, then restart"
-    return "See whether `nvidia-smi` works; if not, reinstall the NVIDIA driver, then restart"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if name == "NoDevice" and visible is not None:
+        return f"CUDA_VISIBLE_DEVICES is {visible!r} and hides every GPU: unset it, or name one, such as 0"
+    if name == "InsufficientDriver":
+        return _update_hint(cupy)
+    hints = {
+        "MemoryAllocation": "Other programs hold all of its memory: `nvidia-smi` shows which",
+        "DevicesUnavailable": "Another program has it for itself: `nvidia-smi` shows which",
+        "SystemDriverMismatch": "The driver has been updated and is not loaded yet: restart the machine",
+        "SystemNotReady": "Its services do not run (with NVSwitch: nvidia-fabricmanager): start them",
+    }
+    default = "See whether `nvidia-smi` works; if not, reinstall the NVIDIA driver, then restart"
+    return hints.get(name, default)
+
+
+def _update_hint(cupy: Any) -> str:
+    """How new the driver must be for the CUDA that CuPy is built with."""
+    try:
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    except Exception:  # CuPy 14 is made for 12 and 13
+        cuda = min(_LEAST_DRIVER)
+    to = f" to {_LEAST_DRIVER[cuda]} or newer (Linux)" if cuda in _LEAST_DRIVER else ""
+    return (
+        f"The NVIDIA driver is older than CUDA {cuda} needs: update it{to}, then restart; "
+        "`nvidia-smi` prints its version"
+    )
 
 
 def has_driver() -> bool:
@@ -109,6 +146,14 @@ def describe() -> str:
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
     name = properties["name"].decode()
     return f"{name}, compute capability {properties['major']}.{properties['minor']}, CuPy {cp.__version__}"
+
+
+def free_bytes() -> int:
+    """Bytes that arrays can take now: what is free on the device and what CuPy keeps for later, within its limit."""
+    pool = cp.get_default_memory_pool()
+    free = int(cp.cuda.runtime.memGetInfo()[0]) + int(pool.free_bytes())
+    limit = int(pool.get_limit())
+    return min(free, limit - int(pool.used_bytes())) if limit else free
 
 
 def _say_once() -> None:

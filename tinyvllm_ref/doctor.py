@@ -144,6 +144,8 @@ def _caches() -> Finding:
 def _settings() -> Finding:
     names = ("TINYVLLM_DEVICE", "TINYVLLM_CHECKS", "TINYVLLM_HOME", "TINYVLLM_MY_ENGINE", "CXX")
     given = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:  # the empty one says something, too
+        given.append(f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r}")
     home = os.environ.get("TINYVLLM_HOME")
     advice = f"{home} is no folder" if home and Path(home).exists() and not Path(home).is_dir() else ""
     return Finding("Settings", ", ".join(given) or "all by default", advice)

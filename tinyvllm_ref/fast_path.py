@@ -5,8 +5,9 @@ The simple path (``model.py``) calls one part after the other, and is what this 
 - a decode step is one graph for each size of batch, or one persistent kernel for a single request; drawing the
   token and preparing the next step's inputs are part of it, so that the host only reads tokens;
 - while the host works on a step's tokens, the next step is computed already, for the same requests with one token
-  more. If one of them has ended meanwhile, or another is to join, that step is dropped: it has written nothing but
-  keys and values that are computed again or that nobody reads;
+  more, without those that this step ends by their length. Where more of them have ended meanwhile, their tokens are
+  left aside. Where another request is to join, that step is dropped: it has written nothing but keys and values that
+  are computed again or that nobody reads;
 - every other step (prefill, chunks, a mixture) is one graph for each size of step, with attention on tensor cores.
 """
 
@@ -22,7 +23,7 @@ from .buffers import Buffers, arena_bytes
 from .capturable_blas import Products
 from .config import EngineConfig, ModelConfig
 from .decode_graph import Recording, can_record
-from .device import cp, is_gpu
+from .device import cp, free_bytes, is_gpu
 from .kernels import decode_attention as attention
 from .kernels import decode_rows as rows_
 from .kernels import prefill_attention
@@ -36,12 +37,13 @@ from .kv_cache import KVCache
 from .model import Model
 from .parts import Parts
 from .request import Request
-from .sampler import has_penalties, sampling_arrays
+from .sampler import SAMPLING_TYPES, has_penalties, sampling_arrays
 
 if TYPE_CHECKING:
     from .scheduler import ScheduledBatch
 
 _SOME_SEATS = 16  # requests of a step that is recorded for more than one and less than all
+_FINER_STEPS = ((2, 1), (4, 2), (16, 4), (64, 8), (128, 16))  # from a size below the first to the next size
 _FINEST = 16  # tokens: sizes of a prefill are not told apart more finely
 _TO_HOST, _TO_DEVICE = 2, 1  # cudaMemcpyKind
 _MIN_CAPABILITY = 80  # cuBLAS has products of bfloat16 matrices from there on
@@ -82,19 +84,7 @@ def decode_sizes(most: int) -> list[int]:
     sizes, size = [], 1
     while size < most:
         sizes.append(size)
-        size += (
-            1
-            if size < 2
-            else 2
-            if size < 4
-            else 4
-            if size < 16
-            else 8
-            if size < 64
-            else 16
-            if size < 128
-            else 32
-        )
+        size += next((step for below, step in _FINER_STEPS if size < below), 32)
     return [*sizes, most]
 
 
@@ -116,6 +106,7 @@ class _Seat:
     request: Request
     context: int  # tokens in the cache after the step that was started last
     blocks: int  # of its table
+    left: bool = False  # its request has ended; until all are seated anew, the row pads the steps
 
 
 class _Result:
@@ -182,7 +173,6 @@ class FastPath:
         self._seats: list[_Seat] = []
         self._ahead: _Result | None = None
         self._greedy = True
-        self._sampling: tuple[Any, ...] = ()
         self._kv_cache: KVCache
 
     def use(self, kv_cache: KVCache) -> None:
@@ -216,36 +206,54 @@ class FastPath:
         list of int
             The drawn tokens, in the batch's order.
         """
-        result = self._ahead if self._is_next(batch) else None
-        self._ahead = None
-        if result is None:
+        result, self._ahead = self._ahead, None
+        rows = [] if result is None else self._rows_of(batch)
+        if result is None or not rows:
             self._seat(batch)
-            result = self._start()
+            result, rows = self._start(), list(range(len(batch.requests)))
         else:
-            self._extend_tables(batch)
-        if self._may_run_ahead():
+            if len(rows) < len(self._seats):
+                self._leave(set(range(len(self._seats))) - set(rows))
+            self._extend_tables(rows, batch)
+        # This step gives the token number context + 1; where that is the last one, the request ends with it.
+        ending = {
+            row for row in rows if self._seats[row].context + 1 >= self._seats[row].request.max_num_tokens
+        }
+        if self._may_run_ahead(ending, rows, batch.others_wait):
+            self._leave(ending)
             self._ahead = self._start()
-        return result.wait()
+        tokens = result.wait()
+        return [tokens[row] for row in rows]
 
-    def _is_next(self, batch: ScheduledBatch) -> bool:
-        """Whether what has been started ahead is this step."""
-        return (
-            self._ahead is not None
-            and len(batch.requests) == len(self._seats)
-            and all(
-                seat.request is request and seat.context == start + 1
-                for seat, request, start in zip(self._seats, batch.requests, batch.starts, strict=True)
-            )
-        )
+    def _rows_of(self, batch: ScheduledBatch) -> list[int]:
+        """The rows of a batch's requests in the step that was started ahead; none where that is another step."""
+        rows, row = [], 0
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            while row < len(self._seats) and self._seats[row].request is not request:
+                row += 1  # ended meanwhile, or before
+            if row == len(self._seats) or self._seats[row].left or self._seats[row].context != start + 1:
+                return []
+            rows.append(row)
+        return rows
 
-    def _may_run_ahead(self) -> bool:
-        """Whether the next step is likely to be for the same requests, and has blocks to write to."""
-        return all(
-            seat.context < seat.blocks * self._block_size
-            # The step at hand gives the token number context + 1; where that is the last one the request ends.
-            and seat.context + 1 < seat.request.max_num_tokens
-            for seat in self._seats
-        )
+    def _may_run_ahead(self, ending: set[int], rows: list[int], others_wait: bool) -> bool:
+        """Whether the next step is likely to be for the rows that do not end, and has blocks to write to."""
+        staying = [row for row in rows if row not in ending]
+        if not staying or (ending and others_wait):  # one who waits takes the seat
+            return False
+        # Where a smaller step would do, they are better seated anew.
+        if self._size_of(len(staying)) < self._size_of(len(self._seats)):
+            return False
+        seats = (self._seats[row] for row in staying)
+        return all(seat.context < seat.blocks * self._block_size for seat in seats)
+
+    def _leave(self, rows: set[int]) -> None:
+        """From the next step on, rows whose requests have ended are such that pad a batch."""
+        for row in rows:
+            if not self._seats[row].left:
+                self._seats[row].left = True
+                with self._stream:
+                    self._contexts[row : row + 1].fill(0)
 
     def _seat(self, batch: ScheduledBatch) -> None:
         """Bring the requests' tokens, contexts and tables to the device."""
@@ -269,12 +277,14 @@ class FastPath:
             self._tables[:count, :width] = cp.asarray(tables)
             self._greedy = all(request.params.greedy for request in batch.requests)
             if not self._greedy:
-                self._sampling = sampling_arrays([request.params for request in batch.requests])
+                options = sampling_arrays([request.params for request in batch.requests])
+                for to, values in zip(self._options, options, strict=True):
+                    to[:count] = values
 
-    def _extend_tables(self, batch: ScheduledBatch) -> None:
+    def _extend_tables(self, rows: list[int], batch: ScheduledBatch) -> None:
         """Bring the blocks to the device that requests have got since."""
-        for row, (seat, table) in enumerate(zip(self._seats, batch.block_tables, strict=True)):
-            count = len(table)
+        for row, table in zip(rows, batch.block_tables, strict=True):
+            seat, count = self._seats[row], len(table)
             if count > seat.blocks:
                 self._mirror[row, seat.blocks : count] = table[seat.blocks :]
                 offset = 4 * (row * self._width + seat.blocks)
@@ -292,14 +302,8 @@ class FastPath:
         count = len(self._seats)
         size = self._size_of(count)
         persistent = count == 1 and self._persistent is not None
-        kind = "greedy" if self._greedy else "logits"
         launches = self._launch_persistent if persistent else self._launch_decode
-        self._launch(("decode", size, kind), launches, size, kind)
-        with self._stream:
-            if not self._greedy:
-                logits, steps, chosen = self._logits[:count], self._steps[:count], self._chosen[:count]
-                sample_rows(*(logits, *self._sampling, steps, chosen))
-                advance(chosen, self._ids[:count], self._contexts[:count], steps)
+        self._launch(("decode", size, self._greedy), launches, size, self._greedy)
         result = self._results[0]
         self._results.reverse()  # the other one may still be waited for
         result.fetch(self._chosen, count, self._stream)
@@ -307,8 +311,9 @@ class FastPath:
             seat.context += 1
         return result
 
-    def _launch_persistent(self, size: int, kind: str) -> None:
-        kv, one = self._kv_cache, slice(0, 1)
+    def _launch_persistent(self, size: int, greedy: bool) -> None:
+        """One decode step of one row, up to the next step's inputs."""
+        kv, one = self._kv_cache, slice(0, size)
         self._persistent(  # type: ignore[misc]
             self._ids[one],
             self._tables[0],
@@ -318,11 +323,10 @@ class FastPath:
             self._logits[0],
             self._chosen[one],
         )
-        if kind == "greedy":
-            advance(self._chosen[one], self._ids[one], self._contexts[one], self._steps[one])
+        self._launch_end(one, greedy, chosen=True)
 
-    def _launch_decode(self, size: int, kind: str) -> None:
-        """One decode step of `size` rows, up to the logits or to the next step's inputs."""
+    def _launch_decode(self, size: int, greedy: bool) -> None:
+        """One decode step of `size` rows, up to the next step's inputs."""
         config, weights, eps = self._config, self._weights, self._config.rms_norm_eps
         some = slice(0, size)
         residual, normed, qkv = self._residual[some], self._normed[some], self._qkv[some]
@@ -347,9 +351,17 @@ class FastPath:
             self._products(activated, weights[f"{name}.down_proj"], residual, accumulate=True)
             rows_.norm_rows(residual, weights[norms[layer + 1]], eps, normed)
         self._products(normed, weights.lm_head, self._logits[some])
-        if kind == "greedy":
-            rows_.argmax_rows(self._logits[some], self._chosen[some], self._argmax_scratch[some])
-            advance(self._chosen[some], self._ids[some], contexts, self._steps[some])
+        self._launch_end(some, greedy)
+
+    def _launch_end(self, some: slice, greedy: bool, chosen: bool = False) -> None:
+        """Draw a token of each row's logits, where the largest one has not been `chosen` yet; prepare the next step."""
+        logits, tokens, steps = self._logits[some], self._chosen[some], self._steps[some]
+        if not greedy:
+            temperature, top_k, top_p, min_p, seeds = (option[some] for option in self._options)
+            sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens)
+        elif not chosen:
+            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some])
+        advance(tokens, self._ids[some], self._contexts[some], steps)
 
     # ---------------- all other steps
 
@@ -445,6 +457,7 @@ class FastPath:
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         hidden, ffn, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
         self._ids, self._contexts, self._steps, self._chosen = (cp.zeros(seats, np.int32) for _ in range(4))
+        self._options = tuple(cp.zeros(seats, dtype) for dtype in SAMPLING_TYPES)
         self._tables = cp.zeros((seats, self._width), np.int32)
         self._mirror_memory = cp.cuda.alloc_pinned_memory(self._tables.nbytes)
         mirror = np.frombuffer(self._mirror_memory, np.int32, self._tables.size)
@@ -482,13 +495,9 @@ def _what_it_takes(model: ModelConfig, config: EngineConfig) -> str:
     """The largest arrays of a fast path that does not fit, by the option that each depends on."""
     seats, tokens = config.max_num_seqs, config.max_num_batched_tokens
     tables = 2 * seats * _table_width(model, config) * 4
-    pool = cp.get_default_memory_pool()
-    free = int(cp.cuda.runtime.memGetInfo()[0]) + pool.free_bytes()
-    if pool.get_limit():
-        free = min(free, pool.get_limit() - pool.used_bytes())
     return (
-        f"the fast path may take {free:,} bytes, and needs more: {arena_bytes(model, tokens):,} for the activations "
-        f"of max_num_batched_tokens = {tokens}, {4 * seats * model.vocab_size:,} for the logits of max_num_seqs = "
-        f"{seats}, {tables:,} for their block tables (max_model_len = {config.max_model_len}): lower one of these, or "
-        "free memory"
+        f"the fast path may take {free_bytes():,} bytes, and needs more: {arena_bytes(model, tokens):,} for the "
+        f"activations of max_num_batched_tokens = {tokens}, {4 * seats * model.vocab_size:,} for the logits of "
+        f"max_num_seqs = {seats}, {tables:,} for their block tables (max_model_len = {config.max_model_len}): lower "
+        "one of these, or free memory"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .config import ModelConfig
-from .device import cp
+from .device import cp, free_bytes
 
 
 class OutOfCacheMemory(MemoryError):
@@ -38,6 +38,8 @@ class KVCache:
     ------
     ValueError
         A size is not positive.
+    OutOfCacheMemory
+        It does not fit; the message says what it takes, what is free, and how many blocks would fit.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int) -> None:
@@ -53,8 +55,12 @@ class KVCache:
             config.num_key_value_heads,
             config.head_dim,
         )
-        self.keys = cp.empty(shape, np.uint16)
-        self.values = cp.empty(shape, np.uint16)
+        try:
+            self.keys = cp.empty(shape, np.uint16)
+            self.values = cp.empty(shape, np.uint16)
+        except cp.cuda.memory.OutOfMemoryError as error:
+            self.__dict__.clear()  # a notebook keeps the error, and with it this object
+            raise OutOfCacheMemory(f"{_what_it_takes(config, num_blocks, block_size)} ({error})") from None
         self._layers = [(self.keys[i], self.values[i]) for i in range(shape[0])]
 
     def layer(self, index: int) -> tuple[Any, Any]:
@@ -74,6 +80,15 @@ class KVCache:
 def block_bytes(config: ModelConfig, block_size: int) -> int:
     """Bytes that one block takes, keys and values of all layers."""
     return block_size * config.kv_bytes_per_token
+
+
+def _what_it_takes(config: ModelConfig, num_blocks: int, block_size: int) -> str:
+    """A cache that does not fit, in numbers."""
+    size, free = block_bytes(config, block_size), free_bytes()
+    return (
+        f"the KV cache may take {max(0, free):,} bytes, and needs {num_blocks * size:,} for num_blocks = {num_blocks} "
+        f"of block_size = {block_size}: lower num_blocks to {max(0, free // size)} or less, or free memory"
+    )
 
 
 def blocks_that_fit(free_bytes: int, config: ModelConfig, block_size: int, max_tokens: int) -> int:

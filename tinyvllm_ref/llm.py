@@ -20,6 +20,7 @@ from .assembly import build_model, for_engine
 from .checkpoint.names import resolve
 from .checkpoint.weights import open_checkpoint
 from .config import EngineConfig, ModelConfig
+from .lost_device import losses_named
 from .model import Model
 from .model_runner import all_logits
 from .outputs import CompletionOutput, RequestOutput
@@ -53,6 +54,11 @@ class LLM:
     engine : Engine
     tokenizer : Tokenizer
         None where :meth:`from_model` was given none.
+    model : Model
+    parts : Parts
+        What the engine is made of: those given, completed by the reference's.
+    folder : Path or None
+        Of the checkpoint.
 
     Raises
     ------
@@ -60,6 +66,10 @@ class LLM:
         There is no such model.
     ValueError
         The checkpoint or an option cannot be used; the message names it.
+    MemoryError
+        The device has no room for weights, activations or cache; the message says what to lower.
+    DeviceLost
+        This process can not use the device any more. All methods that compute raise it, too.
 
     Examples
     --------
@@ -78,7 +88,8 @@ class LLM:
         folder = resolve(model)
         given = parts or _parts.Parts()
         model_config, views = open_checkpoint(folder, given.read_safetensors)
-        built = build_model(model_config, views, given)
+        with losses_named():
+            built = build_model(model_config, views, given)
         del views  # and with them the map of the files
         tokenizer: Any = built.parts.Tokenizer(folder)  # type: ignore[misc]
         self._start(built, tokenizer, folder, engine_config)
@@ -121,10 +132,11 @@ class LLM:
         self.tokenizer = tokenizer
         make: Any = self.parts.Engine
         self._engine_makes_text = self.parts.owners()["Engine"] == "reference"
-        if self._engine_makes_text:
-            self.engine: Any = make(model, self.parts, engine_config, tokenizer)
-        else:
-            self.engine = make(model, for_engine(self.parts), engine_config)
+        with losses_named():  # the reference's engine names them itself, a learner's does not
+            if self._engine_makes_text:
+                self.engine: Any = make(model, self.parts, engine_config, tokenizer)
+            else:
+                self.engine = make(model, for_engine(self.parts), engine_config)
         self._ids = itertools.count()
         # Of every request that someone waits for, its latest output: several streams may be open at once, and a
         # step that one of them makes gets the others on, too.
@@ -291,7 +303,9 @@ class LLM:
             request_id = self._dropped.pop()
             if request_id in self._latest:  # else it was read to its end, or left and aborted
                 self._forget(request_id)
-        for output in self.engine.step():
+        with losses_named():
+            outputs = self.engine.step()
+        for output in outputs:
             if output.request_id in self._latest:
                 self._latest[output.request_id] = self._with_text(output)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .config import EngineConfig
 from .device import cp, is_gpu
 from .fast_path import FastPath, unsupported
 from .kv_cache import KVCache, blocks_that_fit
+from .lost_device import losses_named
 from .model import Model
 from .outputs import Logprob
 from .parts import Parts
@@ -55,6 +56,13 @@ def engine_checks() -> AbstractContextManager[Any]:
     return cp.checks("fast")  # type: ignore[no-any-return]
 
 
+@contextmanager
+def _device_work() -> Iterator[None]:
+    """Around all that the engine does on the device."""
+    with losses_named(), engine_checks():
+        yield
+
+
 def _fast_path(model: Model, parts: Parts, config: EngineConfig) -> FastPath | None:
     """The fast path, where it is wanted and can be."""
     if config.fast_path == "off" or (config.fast_path == "auto" and not is_gpu):
@@ -88,6 +96,8 @@ class ModelRunner:
         The fast path is asked for, and this model or device has none.
     MemoryError
         Activations or cache do not fit.
+    DeviceLost
+        The process can not use the device any more; :meth:`run` raises it, too.
     """
 
     def __init__(self, model: Model, parts: Parts, config: EngineConfig) -> None:
@@ -96,7 +106,7 @@ class ModelRunner:
         self._sampler = Sampler(parts)
         self._block_size = config.block_size
         self._max_rows = max(_MIN_ROWS, config.max_num_seqs)
-        with engine_checks():
+        with _device_work():
             # Activations first: what is free after them is the cache's.
             self.fast = _fast_path(model, parts, config)
             if self.fast is None:
@@ -109,14 +119,14 @@ class ModelRunner:
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Compute a batch's tokens and draw the next ones."""
         if self.fast is not None and self.fast.can_decode(batch):
-            with engine_checks():
+            with _device_work():
                 ids = self.fast.decode(batch)
             return StepResult(ids, [None] * len(ids), {})
         if self.fast is not None:
             self.fast.drop()
         drawn: dict[int, tuple[int, dict[int, Logprob] | None]] = {}
         prompt_logprobs: dict[str, dict[int, dict[int, Logprob]]] = {}
-        with engine_checks():
+        with _device_work():
             for piece in pieces_of(batch, self._max_rows):
                 inputs = inputs_of(batch, piece, self._block_size, self._pack)
                 logits = self._forward(inputs)
@@ -135,6 +145,7 @@ class ModelRunner:
 
     def _measure(self, config: EngineConfig) -> int:
         """How many blocks fit into the device's share of memory."""
+        cp.get_default_memory_pool().free_all_blocks()  # what an engine before this one had is free, too
         free, total = cp.cuda.runtime.memGetInfo()
         room = int(total * config.memory_fraction) - (total - free)
         if not is_gpu:  # what other programs hold does not count: their memory is not this device's
@@ -179,7 +190,7 @@ class ModelRunner:
 def all_logits(model: Model, parts: Parts, token_ids: Sequence[int], block_size: int = 16) -> np.ndarray:
     """Logits of every position of one sequence, in a cache of its own: (tokens, V) float32, on the host."""
     num_blocks = -(-len(token_ids) // block_size)
-    with engine_checks():
+    with _device_work():
         kv_cache = KVCache(model.config, num_blocks, block_size)
         out = np.empty((len(token_ids), model.config.vocab_size), np.float32)
         for start in range(0, len(token_ids), _MIN_ROWS):

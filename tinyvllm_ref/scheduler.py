@@ -9,6 +9,7 @@ The scheduler knows token counts and blocks, nothing of arrays. One step of the 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class ScheduledBatch:
         The first so many requests compute one token after their prompt.
     preempted : list of str
         Ids of the requests that lost their blocks in this step and wait again.
+    others_wait : bool
+        Whether a request in the queue would take the seat of one that ends in this step.
     """
 
     requests: list[Request]
@@ -63,6 +66,7 @@ class ScheduledBatch:
     block_tables: list[list[int]]
     num_decodes: int
     preempted: list[str]
+    others_wait: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -82,6 +86,10 @@ class Scheduler:
     is preempted: it gives its blocks back, goes to the front of the queue, and will compute its tokens again.
     Nothing is ever taken from a request by a newer one, so the oldest always gets on, and every request
     becomes the oldest.
+
+    Completions of one prompt share its full blocks: the first computes them, the others begin behind them. Where
+    the first ends while others are still in the queue, the prompt's blocks are kept for these, until nobody is
+    left who wants them or others need the room.
 
     Parameters
     ----------
@@ -145,6 +153,12 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         # A static batch starts all at once, so no completion can wait until another has computed the prompt.
         self._fork = getattr(blocks, "fork", None) if batching == "continuous" else None
+        self._parents: set[str] = set()  # ids of requests whose prompt others compute, too
+        # Prompts of ended parents: the id that their blocks have now, and how many tokens these hold.
+        self._kept: dict[Request, tuple[str, int]] = {}
+        self._kept_ids = (
+            f"\0prompt {number}" for number in itertools.count()
+        )  # no request is called like that
 
     @property
     def has_work(self) -> bool:
@@ -180,6 +194,8 @@ class Scheduler:
             request.max_num_tokens = limit
         self._requests[request.request_id] = request
         self.waiting.append(request)
+        if request.parent is not None:
+            self._parents.add(request.parent.request_id)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the tokens of the next step, and reserve the blocks for their keys and values.
@@ -205,7 +221,8 @@ class Scheduler:
             )
         if self.lookahead:
             self._look_ahead(rows)
-        return rows.batch(self.blocks, preempted)
+        others_wait = bool(self.waiting) and self.batching == "continuous"
+        return rows.batch(self.blocks, preempted, others_wait)
 
     def update(self, batch: ScheduledBatch, ids: Sequence[int]) -> list[Request]:
         """Take note of a computed step.
@@ -261,7 +278,11 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        (self.running if request.state is RequestState.RUNNING else self.waiting).remove(request)
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+            self._has_left_the_queue(request)
         self._release(request, reason, stop_reason)
         return True
 
@@ -281,6 +302,8 @@ class Scheduler:
             # All requests from this one on have nothing in this step yet, so the newest of them can be
             # preempted, at the last this one itself.
             while not self.blocks.allocate(request.request_id, request.num_computed_tokens + count):
+                if self._give_up_kept():
+                    continue
                 victim = self.running.pop()
                 self._preempt(victim)
                 preempted.append(victim.request_id)
@@ -310,6 +333,7 @@ class Scheduler:
             if (count == 0 and not static) or not self._reserve(request):
                 break
             self.waiting.popleft()
+            self._has_left_the_queue(request)
             request.state = RequestState.RUNNING
             self.running.append(request)
             if count:
@@ -330,21 +354,56 @@ class Scheduler:
         All, and not only those of the next step: a request that ran out of blocks in the middle of its own
         prompt would have computed the first part for nothing.
         """
+        owner, computed = self._prompt_of(request)
         shared = 0
-        parent = request.parent
-        forked = self._fork is not None and parent is not None and parent.state is RequestState.RUNNING
-        if forked and self._fork is not None and parent is not None:
-            # Each completion computes the prompt's last token itself, because it needs its logits.
-            common = request.num_prompt_tokens - 1
-            if parent.num_computed_tokens < common:
+        if self._fork is not None and owner and request.parent is not None:
+            common = _common(request.parent)
+            if request.parent.state is RequestState.RUNNING and computed < common:
+                return False  # until it has computed them
+            shared = self._fork(owner, request.request_id, min(common, computed))
+        while not self.blocks.allocate(request.request_id, request.num_tokens):
+            # Where nobody runs, nobody else will give any back.
+            if self.running or not self._give_up_kept():
+                if owner:
+                    self.blocks.free(request.request_id)
                 return False
-            shared = self._fork(parent.request_id, request.request_id, common)
-        if self.blocks.allocate(request.request_id, request.num_tokens):
-            request.num_computed_tokens = shared
-            return True
-        if forked:
-            self.blocks.free(request.request_id)
-        return False
+        request.num_computed_tokens = shared
+        return True
+
+    def _prompt_of(self, request: Request) -> tuple[str, int]:
+        """Whose blocks have the tokens of a completion's prompt, and how many; nobody's is ("", 0)."""
+        parent = request.parent
+        if self._fork is None or parent is None:
+            return "", 0
+        if parent.state is RequestState.RUNNING:
+            return parent.request_id, parent.num_computed_tokens
+        return self._kept.get(parent, ("", 0))
+
+    def _keep_prompt(self, parent: Request) -> None:
+        """Before a request's blocks are freed: keep those of its prompt, if a completion in the queue wants them."""
+        if self._fork is None or parent.request_id not in self._parents:
+            return
+        wanted = any(request.parent is parent for request in self.waiting)
+        if wanted and parent.num_computed_tokens >= _common(parent):
+            name = next(self._kept_ids)
+            self._kept[parent] = (name, self._fork(parent.request_id, name, _common(parent)))
+
+    def _has_left_the_queue(self, request: Request) -> None:
+        """Free its prompt's blocks that were kept, unless others in the queue want them."""
+        parent = request.parent
+        if parent is None or parent not in self._kept:
+            return
+        if not any(other.parent is parent for other in self.waiting):
+            self.blocks.free(self._kept.pop(parent)[0])
+
+    def _give_up_kept(self) -> bool:
+        """Free all blocks that are kept; False where there are none."""
+        if not self._kept:
+            return False
+        for name, _ in self._kept.values():
+            self.blocks.free(name)
+        self._kept.clear()
+        return True
 
     def _preempt(self, request: Request) -> None:
         """Take a request's blocks; it will compute its tokens again, those that it generated included."""
@@ -356,10 +415,17 @@ class Scheduler:
 
     def _release(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         if request.state is RequestState.RUNNING:
+            self._keep_prompt(request)
             self.blocks.free(request.request_id)
+        self._parents.discard(request.request_id)
         request.state = RequestState.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
         del self._requests[request.request_id]
+
+
+def _common(parent: Request) -> int:
+    """Tokens of a prompt that a completion need not compute: all but the last, whose logits each needs."""
+    return parent.num_prompt_tokens - 1
 
 
 class _Rows:
@@ -386,11 +452,10 @@ class _Rows:
         if count == 1 and samples and start >= request.num_prompt_tokens:
             self.num_decodes += 1
 
-    def batch(self, blocks: Blocks, preempted: list[str]) -> ScheduledBatch:
+    def batch(self, blocks: Blocks, preempted: list[str], others_wait: bool) -> ScheduledBatch:
         tables = [blocks.table(request.request_id) for request in self.requests]
-        return ScheduledBatch(
-            self.requests, self.starts, self.counts, self.samples, tables, self.num_decodes, preempted
-        )
+        lists = (self.requests, self.starts, self.counts, self.samples, tables)
+        return ScheduledBatch(*lists, self.num_decodes, preempted, others_wait)
 
 
 def _longest(blocks: Blocks, max_model_len: int | None) -> int:

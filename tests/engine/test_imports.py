@@ -23,7 +23,8 @@ LEVELS = [
     ["block_manager", "tokenizer", "completion", "model", "sampler", "batch", "decode_graph"],
     ["buffers"],
     ["kernels", "blas", "capturable_blas", "dependent_launch", "kv_cache", "checkpoint", "bf16"],
-    ["request", "parts", "device"],
+    ["request", "parts", "lost_device"],
+    ["device"],
     ["outputs"],
     ["sampling_params", "config", "emulation", "installing"],
 ]
@@ -40,6 +41,7 @@ ONLY = {
     "block_manager": {"request"},
     "scheduler": {"block_manager", "request", "sampling_params"},
     "device": {"emulation", "installing"},
+    "lost_device": {"device"},
     "tokenizer": set(),
     "checkpoint": {"bf16", "config", "device", "installing"},
 }

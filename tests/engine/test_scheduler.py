@@ -266,18 +266,95 @@ def test_a_completion_that_finds_no_blocks_leaves_the_shared_ones_alone():
     step(scheduler)
     # Now first has all five blocks: fork could share three, and finds no fourth.
     assert shape(step(scheduler)[0]) == [("first", 8, 1)]
-    assert scheduler.blocks.num_free == 5
-    assert shape(step(scheduler)[0]) == [("fork", 0, 8)]
-
-
-def test_a_completion_whose_parent_is_gone_computes_the_whole_prompt():
-    scheduler = make_scheduler(block_size=4)
-    first = make_request("first", prompt=9, max_tokens=1)
-    scheduler.add(first)
-    scheduler.add(make_request("second", prompt=9, parent=first))
-    step(scheduler)
     assert first.finished
-    assert shape(step(scheduler)[0]) == [("second", 0, 9)]
+    assert scheduler.blocks.num_free == 2
+    assert shape(step(scheduler)[0]) == [("fork", 6, 2)]
+    assert scheduler.blocks.num_free == 1
+
+
+def add_completions(scheduler, name, count, **options):
+    first = make_request(f"{name}0", **options)
+    requests = [first, *(make_request(f"{name}{k}", parent=first, **options) for k in range(1, count))]
+    for request in requests:
+        scheduler.add(request)
+    return requests
+
+
+@pytest.mark.parametrize("max_seqs", [1, 2, 3, 8])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_a_prompt_is_computed_once_however_many_complete_it(max_seqs, max_tokens):
+    """Also where the first has ended before the others have a seat, or with its first token."""
+    scheduler = make_scheduler(max_seqs=max_seqs, block_size=4)
+    requests = add_completions(scheduler, "a", 5, prompt=11, max_tokens=max_tokens)
+    computed = 0
+    while scheduler.has_work:
+        batch, _ = step(scheduler)
+        computed += batch.total_tokens
+        scheduler.blocks.check()
+    # All but the first begin behind the two full blocks; of the last token, nothing is computed.
+    assert computed == 11 + 4 * 3 + 5 * (max_tokens - 1)
+    assert all(request.output_token_ids == [7] * max_tokens for request in requests)
+    assert scheduler.blocks.num_free == 32
+
+
+@pytest.mark.parametrize("leaves", [["a1", "a2"], ["a0", "a2", "a1"], ["a0", "a1", "a2"]])
+def test_a_prompt_is_kept_no_longer_than_somebody_in_the_queue_wants_it(leaves):
+    scheduler = make_scheduler(max_seqs=1, block_size=4)
+    add_completions(scheduler, "a", 3, prompt=9, max_tokens=1 if leaves[0] == "a1" else 4)
+    step(scheduler)
+    for name in leaves:
+        assert scheduler.blocks.num_free < 32
+        assert scheduler.abort(name)
+        scheduler.blocks.check()
+    assert scheduler.blocks.num_free == 32
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("who", ["running", "waiting"])
+def test_a_prompt_that_is_kept_makes_room_for_others(who):
+    """For a request that runs, before any is preempted; for one in front of the queue, when nobody runs."""
+    scheduler = make_scheduler(max_seqs=2 if who == "running" else 1, num_blocks=6, block_size=4)
+    if who == "running":
+        scheduler.add(make_request("b", prompt=3, max_tokens=17))
+    add_completions(scheduler, "a", 2, prompt=13, max_tokens=1)
+    step(scheduler)
+    assert scheduler.blocks.num_free == (2 if who == "running" else 3)
+    if who == "waiting":  # as one that has been preempted
+        scheduler.add(make_request("b", prompt=15, max_tokens=2))
+        scheduler.waiting.rotate(1)
+    steps = []
+    while scheduler.has_work:
+        batch, _ = step(scheduler)
+        steps.append(shape(batch))
+        assert not batch.preempted
+        scheduler.blocks.check()
+    if who == "waiting":
+        assert steps[0] == [("b", 0, 15)]
+        assert steps[-1] == [("a1", 0, 13)]
+    else:
+        assert ("a1", 12, 1) in steps[0]
+    assert scheduler.blocks.num_free == 6
+
+
+def test_a_prompt_that_is_kept_is_not_taken_for_another_one_s_of_the_same_name():
+    scheduler = make_scheduler(max_seqs=1, block_size=4)
+    add_completions(scheduler, "a", 2, prompt=9, max_tokens=1)
+    step(scheduler)
+    again = make_request("a0", prompt=13, max_tokens=1)
+    for request in (again, make_request("a2", prompt=13, max_tokens=1, parent=again)):
+        scheduler.add(request)
+    assert [shape(step(scheduler)[0]) for _ in range(3)] == [[("a1", 8, 1)], [("a0", 0, 13)], [("a2", 12, 1)]]
+    assert scheduler.blocks.num_free == 32
+
+
+def test_a_completion_whose_parent_never_computed_the_prompt_computes_it():
+    scheduler = make_scheduler(max_tokens=4, block_size=4)
+    first, *_ = add_completions(scheduler, "a", 2, prompt=9, max_tokens=2)
+    step(scheduler)
+    assert first.num_computed_tokens == 4
+    scheduler.abort("a0")
+    assert scheduler.blocks.num_free == 32
+    assert shape(step(scheduler)[0]) == [("a1", 0, 4)]
 
 
 def test_a_request_checks_its_parent_and_its_prompt():

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..llm import LLM
+from ..lost_device import losses_named
 from ..outputs import Logprob
 from ..request import Request
 from ..sampling_params import SamplingParams
@@ -365,7 +366,8 @@ class AsyncEngine:
             try:
                 if not self._take_orders():
                     return
-                outputs = self.llm.engine.step() if self._streams else []
+                with losses_named():
+                    outputs = self.llm.engine.step() if self._streams else []
                 self._hand_out(outputs)
             except Exception as error:
                 # After a failed step nobody knows what the engine holds: no request may trust it.

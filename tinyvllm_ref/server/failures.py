@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 
+from ..lost_device import DeviceLost
+
 
 def where(error: BaseException) -> str:
-    """Kind, module, line and function of an error, innermost of this project's code.
+    """Kind, module, line and function of an error, innermost of this project's code; of a lost device all it says.
 
     >>> try:
     ...     1 / 0
@@ -15,6 +17,8 @@ def where(error: BaseException) -> str:
     'ZeroDivisionError'
     """
     kind = type(error).__name__
+    if isinstance(error, DeviceLost):
+        return f"{kind}: {error}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = frame.f_globals.get("__name__", "")
         if module.startswith(("tinyvllm_ref", "my_engine_")):
