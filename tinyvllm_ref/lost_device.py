@@ -8,10 +8,11 @@ after its cause, in a copy or a launch that is innocent.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from .device import cp
@@ -105,3 +106,18 @@ def _hush_destructors() -> None:
             show_ignored(ignored)
 
     sys.excepthook, sys.unraisablehook = hook, hook_ignored
+    last_moments = ModuleType(f"{__name__}.last_moments")
+    last_moments.silence = _Silence()  # type: ignore[attr-defined]
+    sys.modules[last_moments.__name__] = last_moments
+
+
+class _Silence:
+    """Closes standard error when it dies: with the modules, after all that programs have to say at their end.
+
+    The very last destructors run when ``sys`` itself has no hooks any more, and Python would say that it misses them.
+    """
+
+    def __del__(
+        self, open_: Any = os.open, dup2: Any = os.dup2, nowhere: Any = (os.devnull, os.O_WRONLY)
+    ) -> None:
+        dup2(open_(*nowhere), 2)

@@ -213,7 +213,10 @@ STAND_IN = {
     "TINYVLLM_DEVICE": "cuda",
     "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "tests/course/card"), str(REPOSITORY)]),
 }
-ON_A_CARD = {"TINYVLLM_DEVICE": "cuda", "PYTHONPATH": str(REPOSITORY)}
+ON_A_CARD = {
+    "TINYVLLM_DEVICE": "cuda",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+}
 machines = pytest.mark.parametrize(
     "machine",
     [
@@ -321,3 +324,25 @@ def test_a_server_tells_its_clients_and_ends(machine, tmp_path):
     assert len(lines) == 1, log
     assert f"is lost to this process: {ILLEGAL}" in lines[0]
     assert "DeviceLost" in lines[0]
+
+
+def test_only_the_last_moments_of_a_process_are_silent():
+    """A destructor that Python runs when it clears `sys`; what a program says before that is heard."""
+    program = """
+import atexit, os, sys
+from tinyvllm_ref import lost_device
+class Late:
+    def __del__(self, write=os.write):
+        write(2, b"noise")
+sys.late = Late()
+atexit.register(lambda: print("bye", file=sys.stderr))
+if sys.argv[1] == "lost":
+    lost_device._hush_destructors()
+print("working", file=sys.stderr)
+"""
+    said = {}
+    for state in ("lost", "working"):
+        command = [sys.executable, "-c", program, state]
+        done = subprocess.run(command, env=os.environ | STAND_IN, capture_output=True, text=True, timeout=300)
+        said[state] = (done.returncode, done.stderr)
+    assert said == {"lost": (0, "working\nbye\n"), "working": (0, "working\nbye\nnoise")}
