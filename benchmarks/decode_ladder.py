@@ -45,6 +45,7 @@ from tinyvllm_ref.checkpoint.names import resolve  # noqa: E402
 from tinyvllm_ref.checkpoint.weights import open_checkpoint  # noqa: E402
 from tinyvllm_ref.config import EngineConfig, ModelConfig  # noqa: E402
 from tinyvllm_ref.decode_graph import Recording, can_record  # noqa: E402
+from tinyvllm_ref.decode_products import takes_norm  # noqa: E402
 from tinyvllm_ref.device import cp, describe, is_gpu  # noqa: E402
 from tinyvllm_ref.fast_path import FastPath, longest_size, step_size, unsupported  # noqa: E402
 from tinyvllm_ref.kernels import decode_rows as rows_  # noqa: E402
@@ -110,12 +111,15 @@ class Counts:
         What the small launches read and write for each token, besides weights and cache.
     recorded : bool
         All are started by one call.
+    overlapped : bool
+        A launch begins before the one before it is done.
     """
 
     products: int
     small: int
     row_bytes: int
     recorded: bool = True
+    overlapped: bool = False
 
 
 def predicted(config: ModelConfig, counts: Counts, batch: int, context: float) -> float:
@@ -128,6 +132,9 @@ def predicted(config: ModelConfig, counts: Counts, batch: int, context: float) -
     cache = decode_bytes(config, batch, context) - weights
     if not counts.products:  # it reads without a pause
         return counts.small * GRAPH_LAUNCH + (weights + cache) / READ_RATE
+    if counts.overlapped:  # of each launch half is hidden: an assumption
+        launches = (counts.products + counts.small) * GRAPH_LAUNCH / 2
+        return launches + (weights + cache + batch * counts.row_bytes) / READ_RATE
     products = float(np.interp(batch, [*FACT_GEMMS], [*FACT_GEMMS.values()])) * weights / FACT_BYTES
     device = products + counts.small * GRAPH_LAUNCH + (cache + batch * counts.row_bytes) / READ_RATE
     return device if counts.recorded else max(device, (counts.products + counts.small) * PYTHON_LAUNCH)
@@ -142,22 +149,26 @@ def predicted_prefill(config: ModelConfig, tokens: int, counts: Counts) -> float
     return computed + counts.small * GRAPH_LAUNCH + moved
 
 
-def counts_of(config: ModelConfig, rung: int, splits: int) -> Counts:
+def counts_of(config: ModelConfig, rung: int, splits: int, batch: int = 1) -> Counts:
     """Of each rung of the ladder; `splits` are those of the simple attention of the batch."""
     layers, hidden, ffn = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     qkv, rotated = config.q_size + 2 * config.kv_size, config.q_size + config.kv_size
     products = 4 * layers + 1
-    if rung == 4:
+    if rung == 5:
         return Counts(0, 2, 0)  # the second is `advance`
     # Bytes of a token in a layer. Simple norms read x and the stream, and write the stream and their result.
     norms = 2 * (14 if rung < 2 else 6 + 4) * hidden  # fused: the product reads the stream to add to it
     apart = 8 * qkv + 8 * rotated + 12 * config.kv_size + 6 * config.q_size  # split, rope, write, attend
     fused = 4 * qkv + 4 * config.kv_size + 2 * config.q_size
-    together = rung == 3 or (rung > 0 and splits > 1)
+    together = rung >= 3 or (rung > 0 and splits > 1)
     row_bytes = layers * (norms + (fused if together else apart) + 10 * ffn) + 4 * config.vocab_size
     attention = 1 if together else 4 + (splits > 1)
     # Before and after the layers: embedding, last norm, gathering and argmax (two); in rung 3 also `advance`.
-    around = {0: 5, 1: 5, 2: 3, 3: 4}[rung]
+    around = {0: 5, 1: 5, 2: 3, 3: 4, 4: 4}[rung]
+    if rung == 4:  # activations are part of the products, and up to some rows norms are
+        row_bytes = layers * (norms + fused + 4 * ffn) + 4 * config.vocab_size
+        small_norms = 0 if takes_norm(batch, hidden) else 2 * layers
+        return Counts(products, layers + small_norms + around, row_bytes, overlapped=True)
     return Counts(products, layers * (3 + attention) + around, row_bytes, recorded=rung > 0)
 
 
@@ -295,7 +306,7 @@ class Ladder:
 
     def rungs(self, step: Step, numbers: Sequence[int]) -> Iterator[Rung]:
         """Those of `numbers` that there are for a step."""
-        made = (self._simple, self._recorded, self._rows, self._fused, self._persistent)
+        made = (self._simple, self._recorded, self._rows, self._fused, self._own_products, self._persistent)
         for number in numbers:
             rung = made[number](step)
             if rung is not None:
@@ -327,18 +338,32 @@ class Ladder:
         fast = self.fast
         size = fast._size_of(step.batch)
         counts = counts_of(self.config, 3, step.splits)
-        launch, prepare = (lambda: fast._launch_decode(size, True)), self._seated(step, size)
-        name = "fused attention: the engine's graph"
-        return Rung(3, name, counts, launch, prepare, fast._logits, fast._chosen, self.stream)
+        launch = lambda: fast._launch_decode(size, True, fast._many)  # noqa: E731
+        name = "fused attention"
+        return Rung(
+            *(3, name, counts, launch, self._seated(step, size)), *(fast._logits, fast._chosen, self.stream)
+        )
+
+    def _own_products(self, step: Step) -> Rung | None:
+        fast = self.fast
+        size = fast._size_of(step.batch)
+        if size > fast._few_rows:
+            return None
+        counts = counts_of(self.config, 4, step.splits, size)
+        launch = lambda: fast._launch_decode(size, True, fast._few)  # noqa: E731
+        name = "own products, launches that overlap"
+        return Rung(
+            *(4, name, counts, launch, self._seated(step, size)), *(fast._logits, fast._chosen, self.stream)
+        )
 
     def _persistent(self, step: Step) -> Rung | None:
         fast = self.fast
         if step.batch > 1 or fast._persistent is None:
             return None
-        counts = counts_of(self.config, 4, step.splits)
+        counts = counts_of(self.config, 5, step.splits)
         launch, prepare = (lambda: fast._launch_persistent(1, True)), self._seated(step, 1)
         name = "one persistent kernel"
-        return Rung(4, name, counts, launch, prepare, fast._logits, fast._chosen, self.stream)
+        return Rung(5, name, counts, launch, prepare, fast._logits, fast._chosen, self.stream)
 
     def _seated(self, step: Step, size: int) -> Callable[[], None]:
         """Brings a step's inputs to where the engine's launches look for them, which also change them."""
@@ -577,14 +602,14 @@ def decode_part(record: Record) -> Iterator[str]:
             else f"context {step.context:.0f}"
         )
         yield f"## Decode, {batch} request{'s' * (batch > 1)}, {spread}"
-        yield from climbed(record, step, (0, 1, 2, 3, 4))
+        yield from climbed(record, step, (0, 1, 2, 3, 4, 5))
 
 
 def long_part(record: Record) -> Iterator[str]:
     """One request with many keys."""
     step = record.step(1, record.options.long, record.options.long)
     yield f"## Decode, 1 request, context {record.options.long:,}"
-    yield from climbed(record, step, (0, 3, 4))
+    yield from climbed(record, step, (0, 3, 5))
 
 
 def climbed(record: Record, step: Step, numbers: Sequence[int]) -> Iterator[str]:
@@ -690,7 +715,7 @@ def engine_times(record: Record, llm: Any, mode: str, batch: int, prompt: int, t
     ]
     run = median(runs)
     step = record.step(batch, prompt, prompt + tokens)
-    numbers = (0,) if mode == "off" else (3, 4)
+    numbers = (0,) if mode == "off" else (3, 4, 5)
     rung = list(record.ladder.rungs(step, numbers))[-1]
     guess = predicted(config, rung.counts, batch, step.context)
     alone = None
@@ -856,9 +881,12 @@ RUNGS = """\
 1. The same launches, recorded in a CUDA graph. CuPy lets no graph record its cuBLAS, so the products go through a
    handle of our own; the simple argmax allocates, so the fused one is in its place.
 2. Row kernels that load 16 bytes at a time (`decode_rows.cu`); products add to the residual stream themselves.
-3. Rotation, cache write and attention in one launch (`decode_attention.cu`). This is the graph that the engine starts
-   for a batch; `advance`, which makes the chosen tokens the next step's inputs, is part of it.
-4. One request only: everything in one persistent kernel (`decode_step.cu`), as the engine starts it."""
+3. Rotation, cache write and attention in one launch (`decode_attention.cu`); and `advance`, which makes the chosen
+   tokens the next step's inputs. The engine starts this graph for large batches.
+4. Up to 32 requests: products by kernels of our own (`skinny_linear.cu`), with norms and activations in them; each
+   launch comes onto the card while the one before it ends, and has its first weights under way by then. The engine
+   starts this graph for small batches.
+5. One request only: everything in one persistent kernel (`decode_step.cu`), as the engine starts it."""
 
 
 def heading(record: Record, name: str) -> Iterator[str]:

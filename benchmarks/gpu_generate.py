@@ -240,7 +240,9 @@ def record(
             for d in found
         ]
     if rows:
-        head = f"| prompt | on the card | token | {NAMES[other['engine']]}'s | the card's | margin |"
+        head = (
+            f"| prompt | on the card | token | {NAMES[other['engine']]}: token | the card: token | margin |"
+        )
         lines += [
             "",
             head,

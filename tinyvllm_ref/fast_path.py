@@ -23,6 +23,7 @@ from .buffers import Buffers, arena_bytes
 from .capturable_blas import Products
 from .config import EngineConfig, ModelConfig
 from .decode_graph import Recording, can_record
+from .decode_products import DecodeProducts, FewRows, ManyRows, few_rows
 from .device import cp, free_bytes, is_gpu
 from .kernels import decode_attention as attention
 from .kernels import decode_rows as rows_
@@ -33,6 +34,7 @@ from .kernels.gather_rows import gather_rows
 from .kernels.launch import ceil_div
 from .kernels.rope_write import rope_write
 from .kernels.sampling import sample_rows
+from .kernels.skinny_linear import SkinnyScratch
 from .kv_cache import KVCache
 from .model import Model
 from .parts import Parts
@@ -325,42 +327,44 @@ class FastPath:
         )
         self._launch_end(one, greedy, chosen=True)
 
-    def _launch_decode(self, size: int, greedy: bool) -> None:
+    def _launch_decode(self, size: int, greedy: bool, products: DecodeProducts | None = None) -> None:
         """One decode step of `size` rows, up to the next step's inputs."""
         config, weights, eps = self._config, self._weights, self._config.rms_norm_eps
-        some = slice(0, size)
+        do: DecodeProducts = products or (self._few if size <= self._few_rows else self._many)
+        some, dependent = slice(0, size), do.dependent
         residual, normed, qkv = self._residual[some], self._normed[some], self._qkv[some]
-        attended, gate_up, activated = self._attended[some], self._gate_up[some], self._activated[some]
-        tables, contexts = self._tables[some], self._contexts[some]
-        heads = attended.reshape(size, -1)
-        layers = range(config.num_hidden_layers)
-        norms = [*(f"layers.{i}.input_layernorm" for i in layers), "norm"]
-        rows_.embed_norm(self._ids[some], weights["embed_tokens"], weights[norms[0]], eps, residual, normed)
-        for layer in layers:
+        attended, activated = self._attended[some], self._activated[some]
+        norm = weights["layers.0.input_layernorm"]
+        rows_.embed_norm(
+            *(self._ids[some], weights["embed_tokens"], norm, eps, residual, normed), dependent=dependent
+        )
+        for layer in range(config.num_hidden_layers):
             name = f"layers.{layer}"
             keys, values = self._kv_cache.layer(layer)
-            self._products(normed, weights[f"{name}.qkv"], qkv)
+            norm = weights[f"{name}.input_layernorm"]
+            do.of_norm(residual, norm, weights[f"{name}.qkv"], qkv, ready=layer == 0)
             attention.decode_attention(
-                *(qkv, keys, values, tables, contexts, weights["inv_freq"], config.head_dim**-0.5),
-                *(attended, self._scratch[size]),
+                *(qkv, keys, values, self._tables[some], self._contexts[some], weights["inv_freq"]),
+                *(config.head_dim**-0.5, attended, self._scratch[size]),
+                dependent=dependent,
             )
-            self._products(heads, weights[f"{name}.o_proj"], residual, accumulate=True)
-            rows_.norm_rows(residual, weights[f"{name}.post_attention_layernorm"], eps, normed)
-            self._products(normed, weights[f"{name}.gate_up"], gate_up)
-            rows_.silu_mul_rows(gate_up, activated)
-            self._products(activated, weights[f"{name}.down_proj"], residual, accumulate=True)
-            rows_.norm_rows(residual, weights[norms[layer + 1]], eps, normed)
-        self._products(normed, weights.lm_head, self._logits[some])
-        self._launch_end(some, greedy)
+            do.add(attended.reshape(size, -1), weights[f"{name}.o_proj"], residual)
+            norm = weights[f"{name}.post_attention_layernorm"]
+            do.gated(residual, norm, weights[f"{name}.gate_up"], activated)
+            do.add(activated, weights[f"{name}.down_proj"], residual)
+        do.of_norm(residual, weights["norm"], weights.lm_head, self._logits[some])
+        self._launch_end(some, greedy, dependent=dependent)
 
-    def _launch_end(self, some: slice, greedy: bool, chosen: bool = False) -> None:
+    def _launch_end(self, some: slice, greedy: bool, chosen: bool = False, dependent: bool = False) -> None:
         """Draw a token of each row's logits, where the largest one has not been `chosen` yet; prepare the next step."""
         logits, tokens, steps = self._logits[some], self._chosen[some], self._steps[some]
         if not greedy:
             temperature, top_k, top_p, min_p, seeds = (option[some] for option in self._options)
-            sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens)
+            sample_rows(
+                *(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens), dependent=dependent
+            )
         elif not chosen:
-            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some])
+            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some], dependent=dependent)
         advance(tokens, self._ids[some], self._contexts[some], steps)
 
     # ---------------- all other steps
@@ -466,9 +470,15 @@ class FastPath:
         self._normed = cp.empty((seats, hidden), np.uint16)
         self._qkv = cp.empty((seats, config.q_size + 2 * config.kv_size), np.float32)
         self._attended = cp.zeros((seats, heads, dim), np.uint16)  # rows that pad a batch are not written
-        self._gate_up = cp.empty((seats, 2 * ffn), np.float32)
         self._activated = cp.empty((seats, ffn), np.uint16)
         self._logits = cp.empty((seats, vocab), np.float32)
+        self._many = ManyRows(
+            *(self._products, config.rms_norm_eps, self._normed), cp.empty((seats, 2 * ffn), np.float32)
+        )
+        self._few_rows = few_rows(config, seats)
+        self._few = FewRows(
+            SkinnyScratch(self._few_rows, hidden, max(config.q_size, ffn)), config.rms_norm_eps, self._normed
+        )
         self._argmax_scratch = cp.empty(rows_.argmax_scratch(seats, vocab), np.uint64)
         self._scratch = {size: attention.DecodeScratch(size, heads, kv_heads, dim) for size in self._sizes}
         self._results = [_Result(seats), _Result(seats)]

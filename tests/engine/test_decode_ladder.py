@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tinyvllm_ref import random_model
+from tinyvllm_ref.decode_products import FEW_ROWS
 from tinyvllm_ref.device import cp
 from tinyvllm_ref.emulation.raw_kernel import RawKernel
 from tinyvllm_ref.model_runner import engine_checks
@@ -26,7 +27,7 @@ SMALL = {
     **{"tie_word_embeddings": True},
 }
 SHORT = ["--random", "small", "--batch", "1,3", "--context", "17-34", "--prefill", "5,33", "--long", "70"]
-RUNGS = ["simple path", "in a graph", "row kernels", "fused attention", "persistent"]
+RUNGS = ["simple path", "in a graph", "row kernels", "fused attention", "own products", "persistent"]
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_rehearsal_compares_every_rung_and_shows_no_times(ladder, tmp_path, ca
         "Decode, 1 request, context 70",
     ]
     one, three, engine, prefill, long = tables.values()
-    for table, rungs in ((one, [0, 1, 2, 3, 4]), (three, [0, 1, 2, 3]), (long, [0, 3, 4])):
+    for table, rungs in ((one, [0, 1, 2, 3, 4, 5]), (three, [0, 1, 2, 3, 4]), (long, [0, 3, 5])):
         names = column(table, "rung")
         assert [int(name.split(".")[0]) for name in names] == rungs
         assert all(RUNGS[number] in name for number, name in zip(rungs, names, strict=True))
@@ -160,7 +161,7 @@ def test_a_rung_that_fails_is_named_and_the_others_go_on(ladder, monkeypatch, ca
     assert run(ladder, "--part", "decode", "--batch", "2") == 1
     out = capsys.readouterr().out
     assert "**wrong: RuntimeError: no such launch**" in out
-    assert out.count("| right |") == 3
+    assert out.count("| right |") == 4
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(ladder, monkeypatch, capsys):
@@ -217,7 +218,7 @@ def test_launches_are_counted_right(ladder, monkeypatch, context):
         for batch in (1, 2):
             step = ladder.Step(model.config, made.cache.num_blocks, [context] * batch)
             made.poison(step.unread)
-            for rung in made.rungs(step, range(5)):
+            for rung in made.rungs(step, range(6)):
                 rung.prepare()
                 assert launched(monkeypatch, rung.launch) == rung.counts.products + rung.counts.small, (
                     rung.name
@@ -226,7 +227,7 @@ def test_launches_are_counted_right(ladder, monkeypatch, context):
         inputs = ladder.make_inputs([[1, 2, 3]], [0], [[0]], [2], 0, ladder.BLOCK_SIZE)
         counts = ladder.prefill_counts(model.config)
         assert launched(monkeypatch, lambda: made.fast.forward(inputs)) == counts.products + counts.small
-    assert seen == {0, 1, 2, 3, 4}
+    assert seen == {0, 1, 2, 3, 4, 5}
 
 
 def test_predictions_are_what_was_measured_where_nothing_is_added(ladder):
@@ -246,8 +247,9 @@ def test_predictions_are_what_was_measured_where_nothing_is_added(ladder):
 def test_no_rung_is_predicted_to_be_slower_than_the_one_before(ladder):
     config = preset_config("llama-3.2-1b")
     for batch in (1, 8, 32, 128):
-        rungs = range(5) if batch == 1 else range(4)
-        times = [ladder.predicted(config, ladder.counts_of(config, rung, 1), batch, 192) for rung in rungs]
+        rungs = range(6 if batch == 1 else 5 if batch <= FEW_ROWS else 4)
+        counts = [ladder.counts_of(config, rung, 1, batch) for rung in rungs]
+        times = [ladder.predicted(config, each, batch, 192) for each in counts]
         assert times == sorted(times, reverse=True)
 
 

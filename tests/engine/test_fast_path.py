@@ -721,8 +721,8 @@ def test_every_logit_and_every_draw(model, clear, monkeypatch, together):
     engine = make(model)
     inner = fast_path.sample_rows
 
-    def sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, out):
-        result = inner(logits, temperature, top_k, top_p, min_p, seeds, steps, out)
+    def sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, out, **how):
+        result = inner(logits, temperature, top_k, top_p, min_p, seeds, steps, out, **how)
         seats = engine.runner.fast._seats  # rows beyond these pad the batch
         columns = [array.get().tolist() for array in (temperature, top_k, top_p, min_p, seeds, steps, result)]
         for number, seat in enumerate(seats):
@@ -872,10 +872,10 @@ def test_an_error_while_drawing(model, clear, monkeypatch):
     engine, failing = make(model), [False]
     inner = fast_path.sample_rows
 
-    def sample_rows(*args):
+    def sample_rows(*args, **how):
         if failing[0]:
-            raise MemoryError("no room to sort")
-        return inner(*args)
+            raise MemoryError("no room to draw")
+        return inner(*args, **how)
 
     monkeypatch.setattr(fast_path, "sample_rows", sample_rows)
     params = SamplingParams(max_tokens=9, seed=5, ignore_eos=True)
@@ -886,7 +886,7 @@ def test_an_error_while_drawing(model, clear, monkeypatch):
     for _ in range(3):
         engine.step()
     failing[0] = True
-    with pytest.raises(MemoryError, match="no room to sort"):
+    with pytest.raises(MemoryError, match="no room to draw"):
         engine.step()
     failing[0] = False
     done = finish(engine)

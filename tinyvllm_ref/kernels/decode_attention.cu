@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 512 / MOST_THREADS)
     __shared__ float cosines[HALF], sines[HALF];
     __shared__ bool last;
     int split = blockIdx.x, kv_head = blockIdx.y, request = blockIdx.z, kv_heads = gridDim.y, splits = gridDim.x;
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     int context = context_lens[request];
     int keys_each = max(LEAST_KEYS, ((context + splits - 1) / splits + 31) / 32 * 32);
     int active = (context + keys_each - 1) / keys_each;

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dependent_launch import launch_dependent
 from ..device import cp, is_gpu
 from .launch import Contract, Float, ceil_div
 from .source import kernel
@@ -93,6 +94,8 @@ def decode_attention(
     scale: float,
     out: Any,
     scratch: DecodeScratch,
+    *,
+    dependent: bool = False,
 ) -> Any:
     """Turn the new queries and keys, write the new keys and values, and attend, for one token a request.
 
@@ -112,6 +115,8 @@ def decode_attention(
     out : (B, Hq, D) bf16
     scratch : DecodeScratch
         For at least B requests; not to be shared by launches that may run at the same time.
+    dependent : bool
+        Let the kernel start before the one before it is done.
 
     Returns
     -------
@@ -162,5 +167,8 @@ def decode_attention(
     )
     grid, block = (scratch.splits, kv_heads, requests), (32 * warps,)
     shared = 4 * attention_floats(warps, group, head_dim)
-    compiled(grid, block, args, shared_mem=shared)
+    if dependent:
+        launch_dependent(compiled, grid, block, args, shared_mem=shared)
+    else:
+        compiled(grid, block, args, shared_mem=shared)
     return out

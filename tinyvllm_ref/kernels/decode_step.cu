@@ -38,7 +38,8 @@
 #include "decode_attention.cuh"
 
 // Copies of a block that are on their way at a time, of each kind of matrix: enough to keep memory busy, and no more,
-// because whatever else is read waits behind all of them.
+// because whatever else is read waits behind all of them. More of a matrix, WITHIN it, from where the ring has nothing
+// but this matrix in it: then the block is multiplying, and waits for nobody.
 #define IN_FLIGHT_QKV 1
 #define IN_FLIGHT_KEYS 4
 #define IN_FLIGHT_O_PROJ 1
@@ -46,10 +47,9 @@
 #define IN_FLIGHT_DOWN_PROJ 1
 #define IN_FLIGHT_LM_HEAD 4
 #define IN_FLIGHT_WITHIN 2
-#define WITHIN_FROM STAGES
-#define PIECE 1024  // columns: 32 lanes, four 16-byte loads each
-#define CHUNKS (PIECE / 256)
-#define TABLE 512   // blocks of the cache whose numbers a block keeps
+#define PIECE 1024              // columns: 32 lanes, four 16-byte loads each
+#define EIGHTS (PIECE / 256)    // of columns, that a lane has of a piece
+#define TABLE 512               // blocks of the cache whose numbers a block keeps
 // Over how many blocks of the launch the keys of a KV head are spread: one, FEW_SPLITS or MANY_SPLITS, by the length of
 // the context. A split begins with a chunk and with a block of the cache.
 #define ALIGNMENT (BLOCK_SIZE % CHUNK == 0 ? BLOCK_SIZE : BLOCK_SIZE * CHUNK)
@@ -175,8 +175,7 @@ struct Supply {
         for (int r = 0; r < share.rows; r += step, ring.next()) {
             const bf16* from = matrix + (size_t)(share.first + r) * WIDTH;
             unsigned bytes = min(step, share.rows - r) * (2 * WIDTH);
-            // Once the ring has nothing but this matrix in it, the block is multiplying and waits for nobody.
-            unsigned char* to = next_stage(r >= WITHIN_FROM * step ? WITHIN : AT_FIRST);
+            unsigned char* to = next_stage(r < STAGES * step ? AT_FIRST : WITHIN);
             PhaseBarrier* full = ring.full + ring.stage;
             if (!IS_FIRST_LANE) continue;
             before_bulk_copies();  // keys may have been in this stage
@@ -252,24 +251,25 @@ struct FromRing {
 };
 #endif
 
-// Which eight columns of a piece this lane takes, of four times eight. Tensor cores multiply: a matrix of 16 rows, which
-// are eight segments of the one piece and eight of the other, times eight columns, which are the same segments of x. Of
-// the 16 x 8 sums those on the diagonals are wanted, a segment of a piece times the same segment of x. Lanes of odd
-// segments take their neighbours' chunks, so that eight lanes read from all banks of shared memory.
-__device__ __forceinline__ int column_of(int chunk) {
+// Which eight columns of a piece this lane takes, of four times eight: those of one segment in eight. Lanes of odd segments
+// take theirs in another order, so that eight lanes read from all banks of shared memory.
+__device__ __forceinline__ int column_of(int eight) {
     int lane = threadIdx.x % 32, segment = lane / 4;
-    return segment * (PIECE / 8) + (chunk ^ segment % 2) * 32 + lane % 4 * 8;
+    return segment * (PIECE / 8) + (eight ^ segment % 2) * 32 + lane % 4 * 8;
 }
 
 __device__ __forceinline__ uint4 load_columns(const bf16* from, int column, int columns) {
     return column < columns ? *(const uint4*)(from + column) : make_uint4(0u, 0u, 0u, 0u);
 }
 
-// Two pieces times the same columns of x, of which this lane has four times eight. Lane 0 gets the sums.
-__device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* second, int columns, const uint4 (&x)[CHUNKS]) {
+// Two pieces times the same columns of x, of which this lane has four times eight. Lane 0 gets the sums. Tensor cores
+// multiply 16 rows, which are the eight segments of one piece and the eight of the other, by eight columns, which are the
+// same segments of x. Of the 16 x 8 sums those on the diagonals are wanted, a segment of a piece times the same of x.
+__device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* second, int columns, const uint4 (&x)[EIGHTS]) {
+#if HAS_BF16_PRODUCTS
     float sum[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
+    for (int i = 0; i < EIGHTS; i++) {
         uint4 a = load_columns(first, column_of(i), columns), b = load_columns(second, column_of(i), columns);
         const unsigned left[4] = {a.x, b.x, a.y, b.y}, right[4] = {a.z, b.z, a.w, b.w};
         multiply_add(sum[0], left, x[i].x, x[i].y);
@@ -285,13 +285,26 @@ __device__ __forceinline__ float2 dot_pieces(const bf16* first, const bf16* seco
         total.x += __shfl_sync(0xffffffffu, total.x, holder);
         total.y += __shfl_sync(0xffffffffu, total.y, holder);
     }
+#else
+    float2 total = make_float2(0.0f, 0.0f);
+    for (int i = 0; i < EIGHTS; i++)
+        for (int c = 0; c < 8 && column_of(i) < columns; c++) {
+            float factor = bf16_to_float(((const bf16*)&x[i])[c]);
+            total.x += factor * bf16_to_float(first[column_of(i) + c]);
+            total.y += factor * bf16_to_float(second[column_of(i) + c]);
+        }
+    for (int other = 16; other > 0; other /= 2) {
+        total.x += __shfl_xor_sync(0xffffffffu, total.x, other);
+        total.y += __shfl_xor_sync(0xffffffffu, total.y, other);
+    }
+#endif
     return total;
 }
 
 // A block's rows times x, as sums[row * pieces + piece]; APART: and those so many rows further on, whose sums follow.
 // The columns of x that this lane has are in `x`. A barrier ends it.
 template <int WIDTH, int APART>
-__device__ __forceinline__ void multiply(Ring& ring, const bf16* matrix, Share share, const uint4 (&x)[CHUNKS],
+__device__ __forceinline__ void multiply(Ring& ring, const bf16* matrix, Share share, const uint4 (&x)[EIGHTS],
                                          float* sums) {
     constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH), SET = rows_of_set(WIDTH);
     int warp = threadIdx.x / 32, piece = warp % PIECES, mine = warp / PIECES;
@@ -331,11 +344,11 @@ __device__ __forceinline__ float row_sum(const float* sums, int row) {
 
 // The columns of x that this lane multiplies with, zeros where there are no more.
 template <int WIDTH>
-__device__ __forceinline__ void take_columns(const bf16* x, uint4 (&to)[CHUNKS]) {
+__device__ __forceinline__ void take_columns(const bf16* x, uint4 (&to)[EIGHTS]) {
     constexpr int PIECES = pieces_of(WIDTH), EACH = columns_of(WIDTH);
     int first = threadIdx.x / 32 % PIECES * EACH;
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) to[i] = load_columns(x + first, column_of(i), min(EACH, WIDTH - first));
+    for (int i = 0; i < EIGHTS; i++) to[i] = load_columns(x + first, column_of(i), min(EACH, WIDTH - first));
 }
 
 // ---------------- the numbers' way from block to block
@@ -619,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
     __shared__ float turns[HEAD_DIM];
     fill_turns(context - 1, inv_freq, turns, turns + HALF);
 
-    uint4 columns[CHUNKS];
+    uint4 columns[EIGHTS];
     uint2 value[NORM_PAIRS];
     unsigned weight[NORM_PAIRS];
     load_weights(norms[0], weight);
