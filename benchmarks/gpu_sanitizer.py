@@ -33,6 +33,7 @@ from tinyvllm_ref.config import ModelConfig  # noqa: E402
 from tinyvllm_ref.device import cp, describe, is_gpu  # noqa: E402
 from tinyvllm_ref.kernels import decode_attention as attention  # noqa: E402
 from tinyvllm_ref.kernels import decode_rows as rows  # noqa: E402
+from tinyvllm_ref.kernels import skinny_linear as skinny  # noqa: E402
 from tinyvllm_ref.kernels.advance import advance  # noqa: E402
 from tinyvllm_ref.kernels.decode_step import DecodeStep  # noqa: E402
 from tinyvllm_ref.kernels.prefill_attention import prefill_attention  # noqa: E402
@@ -99,6 +100,11 @@ def fused() -> Launches:
                     floats(t, v), cp.empty(t, np.int32), cp.empty(rows.argmax_scratch(t, v), np.uint64)
                 ),
             )
+    for count, columns in ((1, 64), (8, 200), (16, 4104), (19, 72), (32, 2056)):
+        yield (
+            f"skinny_linear, skinny_gate_up R={count} K={columns}",
+            lambda r=count, k=columns: products(r, k),
+        )
     ones = [cp.ones(5, np.int32) for _ in range(4)]
     yield "advance", lambda: advance(*ones)
     for heads, kv_heads, dim, block_size, contexts in ((6, 2, 32, 16, (1, 40, 0)), (8, 2, 64, 4, (600, 17))):
@@ -108,6 +114,17 @@ def fused() -> Launches:
         yield f"prefill_attention, rope_write {heads}/{kv_heads} D={dim} BS={block_size}", lambda a=(
             heads, kv_heads, dim, block_size
         ): prefill(*a)  # fmt: skip
+
+
+def products(count: int, columns: int) -> None:
+    """A launch that waits for the one before it, and where there is one the form that takes the norm along."""
+    scratch = skinny.SkinnyScratch(count, 42, columns)
+    x, w, stream = bits(count, columns), bits(42, columns), floats(count, columns)
+    skinny.skinny_linear(x, w, floats(count, 42), scratch, accumulate=True)
+    skinny.skinny_gate_up(x, w, cp.empty((count, 21), np.uint16), scratch, dependent=True)
+    if not skinny.unsupported(count, columns, norm=True):
+        norm = skinny.Norm(bits(columns), 1e-5)
+        skinny.skinny_linear(stream, w, floats(count, 42), norm=norm, dependent=True)
 
 
 def tables(requests: int, blocks: int) -> Any:

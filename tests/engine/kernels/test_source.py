@@ -41,7 +41,7 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
     "linear": [{"TOKENS": tokens} for tokens in (4, 16, 64)],
 }
 # What stands between #if and #else for newer cards alone.
-HOPPER = {"decode_step": ("cp.async.bulk", "mbarrier.try_wait", "createpolicy", "griddepcontrol")}
+HOPPER = {"decode_step": ("cp.async.bulk", "mbarrier.try_wait", "createpolicy", "cp.async.mbarrier.arrive")}
 
 
 def _programs() -> Iterator[tuple[str, tuple[str, ...]]]:
