@@ -153,7 +153,7 @@ def free_bytes() -> int:
     pool = cp.get_default_memory_pool()
     free = int(cp.cuda.runtime.memGetInfo()[0]) + int(pool.free_bytes())
     limit = int(pool.get_limit())
-    return min(free, limit - int(pool.used_bytes())) if limit else free
+    return max(0, min(free, limit - int(pool.used_bytes()))) if limit else free
 
 
 def _say_once() -> None:

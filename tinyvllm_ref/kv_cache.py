@@ -84,10 +84,21 @@ def block_bytes(config: ModelConfig, block_size: int) -> int:
 
 def _what_it_takes(config: ModelConfig, num_blocks: int, block_size: int) -> str:
     """A cache that does not fit, in numbers."""
-    size, free = block_bytes(config, block_size), free_bytes()
+    size, free = block_bytes(config, block_size), max(0, free_bytes())
+    fits = min(free // size, num_blocks - 1)  # memory in pieces may hold less than it has
+    if fits < 1:
+        return _not_one_fits(free, size, block_size)
     return (
-        f"the KV cache may take {max(0, free):,} bytes, and needs {num_blocks * size:,} for num_blocks = {num_blocks} "
-        f"of block_size = {block_size}: lower num_blocks to {max(0, free // size)} or less, or free memory"
+        f"the KV cache may take {free:,} bytes, and needs {num_blocks * size:,} for num_blocks = {num_blocks} "
+        f"of block_size = {block_size}: lower num_blocks to {fits} or less, or free memory"
+    )
+
+
+def _not_one_fits(free: int, size: int, block_size: int) -> str:
+    """A cache that is not to be had however few its blocks."""
+    return (
+        f"the KV cache may take {free:,} bytes, and one block of {block_size} tokens takes {size:,}: free memory, or "
+        "choose a smaller block_size"
     )
 
 
@@ -112,10 +123,7 @@ def blocks_that_fit(free_bytes: int, config: ModelConfig, block_size: int, max_t
     size = block_bytes(config, block_size)
     count = min(free_bytes // size, -(-max_tokens // block_size))
     if count < 1:
-        raise OutOfCacheMemory(
-            f"the KV cache may take {max(0, free_bytes):,} bytes, and one block of {block_size} tokens takes "
-            f"{size:,}: free memory, or choose a smaller block_size"
-        )
+        raise OutOfCacheMemory(_not_one_fits(max(0, free_bytes), size, block_size))
     return int(count)
 
 

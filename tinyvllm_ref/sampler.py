@@ -68,10 +68,14 @@ def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, An
     """
     options = [(p.temperature, p.top_k, p.top_p, p.min_p, (p.seed or 0) & _SEED_MASK) for p in params]
     columns = zip(*options, strict=True) if options else ((),) * len(SAMPLING_TYPES)
-    temperature, top_k, top_p, min_p, seeds = (
-        cp.asarray(np.array(values, dtype)) for values, dtype in zip(columns, SAMPLING_TYPES, strict=True)
-    )
+    temperature, top_k, top_p, min_p, seeds = map(_on_device, columns, SAMPLING_TYPES)
     return temperature, top_k, top_p, min_p, seeds
+
+
+def _on_device(values: Sequence[float], dtype: Any) -> Any:
+    """An option of each request. What is beyond the type's largest number, a top_k of 2^31 say, means just that."""
+    largest = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else float(np.finfo(dtype).max)
+    return cp.asarray(np.array([min(value, largest) for value in values], dtype))
 
 
 class Sampler:
@@ -129,7 +133,7 @@ class Sampler:
             return
         entries = [cp.asarray(np.concatenate(parts).astype(np.int32)) for parts in (rows, tokens, counts)]
         options = [
-            cp.asarray(np.array([getattr(request.params, name) for request in requests], np.float32))
+            _on_device([getattr(request.params, name) for request in requests], np.float32)
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
         ]
         apply_penalties(logits, *entries, *options)

@@ -56,7 +56,7 @@ class ScheduledBatch:
     preempted : list of str
         Ids of the requests that lost their blocks in this step and wait again.
     others_wait : bool
-        Whether a request in the queue would take the seat of one that ends in this step.
+        Whether a request that has no part in this step would take the place of one that ends in it.
     """
 
     requests: list[Request]
@@ -221,7 +221,9 @@ class Scheduler:
             )
         if self.lookahead:
             self._look_ahead(rows)
-        others_wait = bool(self.waiting) and self.batching == "continuous"
+        # For a seat where batching is continuous; for tokens where these do not suffice for all who run.
+        in_the_queue = bool(self.waiting) and self.batching == "continuous"
+        others_wait = in_the_queue or len(rows.requests) < len(self.running)
         return rows.batch(self.blocks, preempted, others_wait)
 
     def update(self, batch: ScheduledBatch, ids: Sequence[int]) -> list[Request]:

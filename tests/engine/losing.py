@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tinyvllm_ref import LLM, SamplingParams, capturable_blas, fast_path
+from tinyvllm_ref import LLM, SamplingParams, capturable_blas, dependent_launch, fast_path
 from tinyvllm_ref.device import cp, is_gpu
 from tinyvllm_ref.lost_device import DeviceLost
 from tinyvllm_ref.model_runner import ModelRunner
@@ -104,6 +104,7 @@ def _prepare_stand_in() -> None:
             _fail_if_lost()
 
     fast_path.can_record = lambda: True
+    dependent_launch.has_dependent_launch = lambda: False  # type: ignore[assignment]  # libcuda's, by ctypes
     fast_path.DecodeStep.unsupported = staticmethod(lambda *_: "its blocks would not all run at once")  # type: ignore
     fast_path.Recording = Recording  # type: ignore[misc, assignment]
     capturable_blas._Cublas = lambda size: capturable_blas._EmulatedBlas()  # type: ignore[misc, assignment]

@@ -272,6 +272,15 @@ def test_a_command_says_it_in_one_line(machine, arguments):
 
 
 @machines
+@pytest.mark.parametrize("step", ["1", "3"])
+def test_a_server_that_loses_it_before_it_serves_says_it_in_one_line(machine, step):
+    """While it warms up: nobody is told that it serves."""
+    done = losing(machine, step, "serve", "tiny-stories", "--port", "0", "--num-blocks", "64")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert ONE_LINE.fullmatch(done.stderr), done.stderr
+
+
+@machines
 def test_a_server_tells_its_clients_and_ends(machine, tmp_path):
     httpx = pytest.importorskip("httpx")
     now = tmp_path / "now"

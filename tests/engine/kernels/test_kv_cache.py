@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tinyvllm_ref.config import ModelConfig
-from tinyvllm_ref.device import cp
+from tinyvllm_ref.device import cp, free_bytes
 from tinyvllm_ref.kv_cache import KVCache, OutOfCacheMemory, block_bytes, blocks_that_fit, slots_of
 
 CONFIG = ModelConfig.from_dict(
@@ -64,6 +64,28 @@ def test_blocks_that_fit(free: int, max_tokens: int, count: int) -> None:
 def test_no_block_fits(free: int) -> None:
     with pytest.raises(OutOfCacheMemory, match="one block of 4 tokens takes 576"):
         blocks_that_fit(free, CONFIG, 4, 100)
+
+
+@pytest.mark.parametrize(
+    ("room", "fits"), [(20_000, True), (block_bytes(CONFIG, 4) - 1, False), (-600, False)]
+)
+def test_a_cache_that_does_not_fit_names_a_number_that_may_be_asked_for(room: int, fits: bool) -> None:
+    """Never to have no blocks, or to have less than nothing."""
+    pool = cp.get_default_memory_pool()
+    held = cp.empty(1024, np.uint8)  # a limit of 0 would be none
+    pool.free_all_blocks()
+    pool.set_limit(pool.used_bytes() + room)
+    try:
+        assert free_bytes() == max(0, room)
+        with pytest.raises(OutOfCacheMemory) as caught:
+            KVCache(CONFIG, 1000, 4)
+    finally:
+        pool.set_limit(0)
+        del held
+    said = str(caught.value)
+    assert f"may take {max(0, room):,} bytes" in said
+    assert ("lower num_blocks to 34 or less" in said) == fits
+    assert ("one block of 4 tokens takes 576: free memory, or choose a smaller block_size" in said) != fits
 
 
 def test_slots() -> None:

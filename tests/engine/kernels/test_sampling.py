@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import nvrtc
+from tinyvllm_ref.assembly import Parts
 from tinyvllm_ref.device import cp, is_gpu
 from tinyvllm_ref.kernels import sampling, source
 from tinyvllm_ref.kernels.sampling import (
@@ -21,6 +22,9 @@ from tinyvllm_ref.kernels.sampling import (
     sample_specification,
     uniform,
 )
+from tinyvllm_ref.request import Request
+from tinyvllm_ref.sampler import Sampler, sample
+from tinyvllm_ref.sampling_params import SamplingParams
 
 from .cases import normal, poisoned, random
 
@@ -447,6 +451,35 @@ def test_a_vocabulary_that_is_too_large_for_the_sums() -> None:
 
 
 # ---------------- NVIDIA's compiler, and a graph
+@pytest.mark.parametrize("vocab", [7, 3000])
+def test_options_that_no_array_holds_mean_the_most_that_one_can(vocab: int) -> None:
+    """All tokens for a top_k of 2^31, all of them alike for an endless temperature; and a step of others goes on."""
+    logits = normal(random("beyond", vocab), vocab)
+    params = [
+        SamplingParams(top_k=2**31, seed=1),
+        SamplingParams(top_k=10**30, temperature=0.8, seed=2),
+        SamplingParams(temperature=1e300, seed=3),
+        SamplingParams(seed=4),
+        SamplingParams(temperature=0.0),
+    ]
+    steps = np.arange(len(params), dtype=np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = cp.asarray(np.tile(logits, (len(params), 1)))
+        drawn = sample(rows, params, cp.asarray(steps)).tolist()
+    for row, (one, token) in enumerate(zip(params, drawn, strict=True)):
+        options = (one.temperature, min(one.top_k, vocab), 1.0, 0.0, one.seed or 0, row)
+        assert token in Sorted.of(logits).allowed(options)
+
+
+def test_penalties_that_no_array_holds() -> None:
+    request = Request("0", [1, 2], SamplingParams(repetition_penalty=1e300, temperature=0.0, seed=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampled = Sampler(Parts.reference())(cp.asarray(np.array([[1, 4, -1, 0.5]], F32)), [request])
+    assert sampled.ids == [0]  # of 1, 4 / 1e300, -1e300 and 0.5
+
+
 @pytest.mark.parametrize("arch", ["compute_75", "compute_80", "compute_90", "compute_120"])
 @pytest.mark.parametrize("threads", [512, 1024])
 def test_nvidias_compiler_accepts_it(arch: str, threads: int) -> None:
