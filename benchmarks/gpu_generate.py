@@ -66,15 +66,11 @@ def of_this_engine(
             alone = [llm.generate(prompt, params)[0] for prompt in prompts]
             texts[f"one after another {way}"] = [list(output.outputs[0].token_ids) for output in alone]
         del llm
-    if device == "cuda":
-        texts["the command"] = [_by_command(model, prompt, tokens) for prompt in prompts[:1]]
     return describe(), prompt_ids, texts
 
 
-def _by_command(model: str, prompt: str, tokens: int) -> list[int]:
-    """The token ids of what `tinyvllm generate` prints."""
-    from tinyvllm_ref import LLM
-
+def by_command(model: str, prompt: str, tokens: int) -> str:
+    """What `tinyvllm generate` prints."""
     command = [
         sys.executable,
         "-m",
@@ -88,7 +84,7 @@ def _by_command(model: str, prompt: str, tokens: int) -> list[int]:
     done = subprocess.run([*command, prompt], capture_output=True, text=True, cwd=REPOSITORY)
     if done.returncode:
         raise SystemExit(f"tinyvllm generate: {done.stderr.strip()}")
-    return LLM(model).tokenizer.encode(done.stdout, add_special_tokens=False)
+    return done.stdout
 
 
 def of_transformers(model: str, prompts: list[str], tokens: int) -> tuple[str, list[list[int]], Texts]:
@@ -252,6 +248,19 @@ def record(
     return [*lines, ""], good
 
 
+def beside_the_command(card: dict[str, Any]) -> tuple[str, bool]:
+    """Whether `tinyvllm generate` prints a prompt with what the engine gave for it alone."""
+    from tinyvllm_ref import LLM
+
+    tokenizer = LLM(card["model"]).tokenizer
+    alone = next(texts for way, texts in card["texts"].items() if way.startswith("one after another"))
+    same = card["command"].rstrip("\n") == tokenizer.decode(card["prompt_ids"][0] + alone[0]).rstrip("\n")
+    return (
+        f"`tinyvllm generate` prints {'the same' if same else '**another**'} text for the first prompt.",
+        same,
+    )
+
+
 # ---------------- the command line
 
 
@@ -265,9 +274,11 @@ def make_texts(options: argparse.Namespace) -> int:
                 what, ids, texts = of_transformers(model, prompts, options.tokens)
             else:
                 what, ids, texts = of_this_engine(model, prompts, options.tokens, options.engine)
-        result.append(
-            {"engine": options.engine, "model": model, "what": what, "prompt_ids": ids, "texts": texts}
-        )
+        found: dict[str, Any] = {"engine": options.engine, "model": model, "what": what}
+        found |= {"prompt_ids": ids, "texts": texts}
+        if options.engine == "cuda":
+            found["command"] = by_command(model, prompts[0], options.tokens)
+        result.append(found)
     Path(options.write).write_text(json.dumps(result), encoding="utf-8")
     return 0
 
@@ -291,6 +302,9 @@ def compare(options: argparse.Namespace) -> int:
             f"{count} prompts, {length} tokens each, greedy. {card['what']}.",
             "",
         ]
+        said, holds = beside_the_command(card)
+        lines += [said, ""]
+        good = good and holds
         for other in (other for file in others for other in file if other["model"] == card["model"]):
             python = options.transformers if other["engine"] == "transformers" else sys.executable
             found, holds = record(card, other, prompts, python)

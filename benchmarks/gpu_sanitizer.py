@@ -45,9 +45,10 @@ SECONDS = 240
 PER_KERNEL = 2  # of the simple kernels' cases: those with the fewest elements come first in cases.py
 
 RING = """
-The hazards that racecheck names in `decode_step` are pairs of a copy of the copy engine (UBLKCP, by the warp that does
-nothing else) and a read of the same stage of the ring. mbarriers order the two: a read waits until the copy has come, a
-copy until every warp has arrived after its reads. racecheck does not follow them. No other kernel is named."""
+The hazards that racecheck names in `decode_step` are pairs of a copy into the ring (UBLKCP of weights, LDGSTS of keys,
+both by the warp that does nothing else) and a read of the same stage. mbarriers order the two: a read waits until the
+copy has come, a copy until every warp has arrived after its reads. racecheck does not follow them. No other kernel is
+named."""
 
 Launches = Iterator[tuple[str, Callable[[], Any]]]
 
@@ -215,7 +216,7 @@ def under(tool: str) -> tuple[str, str]:
     launches = re.findall(r"\d+ launches, \d+ failed", text) or ["not all were launched"]
     clean = summary[-1].startswith("0 ") and launches[-1].endswith(" 0 failed")
     line = f"| {tool} | {launches[-1]} | {summary[-1]} | {time.perf_counter() - start:.0f} |"
-    return line, "" if clean else text[-6000:]
+    return line, "" if clean else text if len(text) < 12_000 else f"{text[:6000]}\n...\n{text[-6000:]}"
 
 
 def main() -> int:

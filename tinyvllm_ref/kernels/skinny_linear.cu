@@ -73,8 +73,9 @@ struct Matrix {
         count = (blockIdx.x + 1) * tiles / gridDim.x - first;
     }
 
-    // Row j of a tile, and whether there is one.
+    // Row j of a tile, and whether there is one; with GATE each output has two.
     __device__ __forceinline__ bool has_row(int tile, int j) const { return tile * OUTPUTS + j % OUTPUTS < outputs; }
+    __device__ __forceinline__ int rows_of(int tile) const { return TILE / OUTPUTS * min(OUTPUTS, outputs - tile * OUTPUTS); }
     __device__ __forceinline__ const bf16* row(int tile, int j) const {
         return w + ((size_t)(tile * OUTPUTS + j % OUTPUTS) + j / OUTPUTS * (size_t)outputs) * WIDTH + begin;
     }
@@ -97,11 +98,11 @@ struct Ring {
 __device__ __forceinline__ void bring(const Matrix& matrix, const Ring& ring, PhaseBarrier* full, int t) {
     int lane = threadIdx.x % 32, tile = matrix.first + t;
     if (threadIdx.x / 32 != WARPS - 1 || t >= matrix.count) return;
-    unsigned rows = GATE ? TILE : min(TILE, matrix.outputs - tile * TILE), bytes = 2 * matrix.columns;
-    if (lane == 0) arrive_expecting(full + ring.stage, rows * bytes);
+    unsigned bytes = 2 * matrix.columns;
+    if (lane == 0) arrive_expecting(full + ring.stage, matrix.rows_of(tile) * bytes);
     __syncwarp();
     unsigned char* to = ring.here() + lane * PITCH;
-    if (lane < rows) copy_bulk(to, matrix.row(tile, lane), bytes, full + ring.stage, read_once());
+    if (lane < TILE && matrix.has_row(tile, lane)) copy_bulk(to, matrix.row(tile, lane), bytes, full + ring.stage, read_once());
 }
 
 // Columns that there are not are zeros, for good.
