@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,9 @@ from .buffers import Buffers, plan_buffers
 from .checkpoint.load import load_weights
 from .checkpoint.names import REPOSITORY
 from .checkpoint.safetensors import TensorView, read_safetensors
+from .checkpoint.weights import weight_plan
 from .config import ModelConfig
-from .device import cp
+from .device import cp, free_bytes
 from .engine import Engine
 from .kernels import source
 from .kernels.add_rms_norm import add_rms_norm
@@ -182,12 +184,28 @@ def build_model(config: ModelConfig, views: Any, parts: _parts.Parts | None = No
         The checkpoint's tensors.
     parts : Parts, optional
         Those that there are; by default all from the reference.
+
+    Raises
+    ------
+    MemoryError
+        The weights do not fit; the message says what they take. What was loaded of them is free again.
     """
     buffers = Buffers()
     filled = complete(parts or Parts(), buffers)
     # Only now, because the learner's plan is among the parts.
     buffers.use_plan(cast(Any, filled.plan_buffers))
-    arrays = filled.load_weights(views, config)  # type: ignore[misc]
+    try:
+        arrays = filled.load_weights(views, config)  # type: ignore[misc]
+    except cp.cuda.memory.OutOfMemoryError as error:
+        reason = str(error)
+    else:
+        reason = ""
+    if reason:  # raised here, the error has nothing to do with the frames that hold what was loaded
+        size = sum(2 * math.prod(group.shape) for group in weight_plan(config))
+        raise MemoryError(
+            f"the weights take {size:,} bytes, and the device may take {free_bytes():,}: free memory, "
+            f"or choose a smaller model ({reason})"
+        )
     weights = Weights(config, arrays, filled.rope_frequencies(config))  # type: ignore[misc]
     return Model(weights, filled, functools.partial(PagedAttend, filled, config), buffers)
 

@@ -555,3 +555,25 @@ def test_a_computer_whose_memory_is_nearly_full_still_has_room_for_a_cache(folde
     """What other programs hold is not the emulated device's: half of what is left is there for the cache."""
     monkeypatch.setattr(cp.cuda.runtime, "memGetInfo", lambda: (256 << 20, 16 << 30))
     assert LLM(folder).generate("a", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("room", [0, 50_000])
+def test_weights_that_do_not_fit(folder, room):
+    """The error has numbers, and does not hold what was loaded before there was no more room."""
+    pool = cp.get_default_memory_pool()
+    gc.collect()
+    held = cp.empty(1024, np.uint8)  # a limit of 0 would be none
+    pool.free_all_blocks()
+    before = pool.used_bytes()
+    pool.set_limit(before + room)
+    try:
+        with pytest.raises(MemoryError) as caught:
+            LLM(folder)
+        assert pool.used_bytes() == before
+    finally:
+        pool.set_limit(0)
+        del held
+    weights = sum(view.nbytes for view in open_checkpoint(folder)[1].values())
+    said = str(caught.value)
+    assert f"the weights take {weights:,} bytes, and the device may take {room:,}: free memory, or" in said
+    assert "Out of memory allocating" in said
