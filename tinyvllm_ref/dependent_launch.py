@@ -51,6 +51,22 @@ def has_dependent_launch() -> bool:
     return is_gpu and int(cp.cuda.Device().compute_capability) >= _MIN_CAPABILITY
 
 
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: tuple[Any, ...],
+    shared_mem: int = 0,
+    *,
+    dependent: bool,
+) -> None:
+    """Launch a kernel in the current stream: where it is `dependent` as :func:`launch_dependent`, else as usual."""
+    if dependent:
+        launch_dependent(kernel, grid, block, args, shared_mem)
+    else:
+        kernel(grid, block, args, shared_mem=shared_mem)
+
+
 def launch_dependent(
     kernel: Any,
     grid: tuple[int, ...],

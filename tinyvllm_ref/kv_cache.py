@@ -84,7 +84,7 @@ def block_bytes(config: ModelConfig, block_size: int) -> int:
 
 def _what_it_takes(config: ModelConfig, num_blocks: int, block_size: int) -> str:
     """A cache that does not fit, in numbers."""
-    size, free = block_bytes(config, block_size), max(0, free_bytes())
+    size, free = block_bytes(config, block_size), free_bytes()
     fits = min(free // size, num_blocks - 1)  # memory in pieces may hold less than it has
     if fits < 1:
         return _not_one_fits(free, size, block_size)

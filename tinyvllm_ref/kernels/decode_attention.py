@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dependent_launch import launch_dependent
+from ..dependent_launch import launch
 from ..device import cp, is_gpu
 from .launch import Contract, Float, ceil_div
 from .source import kernel
@@ -167,8 +167,5 @@ def decode_attention(
     )
     grid, block = (scratch.splits, kv_heads, requests), (32 * warps,)
     shared = 4 * attention_floats(warps, group, head_dim)
-    if dependent:
-        launch_dependent(compiled, grid, block, args, shared_mem=shared)
-    else:
-        compiled(grid, block, args, shared_mem=shared)
+    launch(compiled, grid, block, args, shared, dependent=dependent)
     return out

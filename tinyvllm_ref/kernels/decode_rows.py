@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dependent_launch import launch_dependent
+from ..dependent_launch import launch
 from ..device import is_gpu
 from .launch import MAX_GRID_Y, Contract, Float, Int, ceil_div
 from .source import kernel
@@ -173,7 +173,8 @@ def silu_mul_rows(gate_up: Any, out: Any, *, dependent: bool = False) -> Any:
         threads = min(_SILU_THREADS, _whole_warps(ffn // _WIDTH))
         grid = (ceil_div(ffn, _WIDTH * threads), tokens)
         entry = f"silu_mul_rows_{'bf16' if rounded else 'float'}"
-        _launch(kernel("decode_rows", entry), grid, threads, (gate_up, out, Int(ffn)), dependent)
+        made = kernel("decode_rows", entry)
+        launch(made, grid, (threads,), (gate_up, out, Int(ffn)), dependent=dependent)
     return out
 
 
@@ -225,9 +226,10 @@ def argmax_rows(logits: Any, out: Any, scratch: Any, *, dependent: bool = False)
         _argmax.check_aligned(logits=logits)
     if rows:
         first = kernel("decode_rows", "argmax_rows_parts", PART=ARGMAX_PART)
-        _launch(first, (parts, rows), _ARGMAX_THREADS, (logits, scratch, Int(vocab)), dependent)
+        args = (logits, scratch, Int(vocab))
+        launch(first, (parts, rows), (_ARGMAX_THREADS,), args, dependent=dependent)
         merge = kernel("decode_rows", "argmax_rows_merge")
-        _launch(merge, (rows,), _WARP, (scratch, out, Int(parts)), dependent)
+        launch(merge, (rows,), (_WARP,), (scratch, out, Int(parts)), dependent=dependent)
     return out
 
 
@@ -250,11 +252,4 @@ def _norm_launch(
         vectors = hidden // _WIDTH
         threads = min(_MOST_THREADS, _whole_warps(vectors))
         made = kernel("decode_rows", contract.function, PER_THREAD=ceil_div(vectors, threads))
-        _launch(made, (tokens,), threads, (*args, Int(hidden), Float(eps)), dependent)
-
-
-def _launch(made: Any, grid: tuple[int, ...], threads: int, args: tuple[Any, ...], dependent: bool) -> None:
-    if dependent:
-        launch_dependent(made, grid, (threads,), args)
-    else:
-        made(grid, (threads,), args)
+        launch(made, (tokens,), (threads,), (*args, Int(hidden), Float(eps)), dependent=dependent)

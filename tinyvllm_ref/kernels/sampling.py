@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dependent_launch import launch_dependent
+from ..dependent_launch import launch
 from ..device import is_gpu
 from .launch import Contract, Int, ceil_div
 from .source import kernel
@@ -133,10 +133,7 @@ def sample_rows(
         threads = _threads(rows)
         args = (logits, temperature, top_k, top_p, min_p, seeds, steps, out, Int(vocab))
         made = kernel("sampling", "sample_rows", THREADS=threads)
-        if dependent:
-            launch_dependent(made, (rows,), (threads,), args)
-        else:
-            made((rows,), (threads,), args)
+        launch(made, (rows,), (threads,), args, dependent=dependent)
     return out
 
 

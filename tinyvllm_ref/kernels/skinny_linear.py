@@ -1,9 +1,9 @@
 """Launches ``skinny_linear.cu``: products of 1 to 32 rows with a large matrix, bound by reading that matrix.
 
 They give what :class:`~tinyvllm_ref.capturable_blas.Products` and the row kernels beside it (``decode_rows.cu``) give,
-up to the order of the additions. None allocates or waits, so that a CUDA graph can
-hold them; with ``dependent=True`` a kernel may come onto the card while the one before it ends
-(:mod:`tinyvllm_ref.dependent_launch`), for which the matrix and the norm's weight must not be written by that one.
+up to the order of the additions. None allocates or waits, so that a CUDA graph can hold them; with ``dependent=True``
+a kernel may come onto the card while the one before it ends (:mod:`tinyvllm_ref.dependent_launch`), for which that one
+must not write the matrix or the norm's weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dependent_launch import launch_dependent
+from ..dependent_launch import launch
 from ..device import cp, is_gpu
 from .launch import Contract, Float, Int, ceil_div
 from .source import kernel
@@ -280,10 +280,7 @@ def _launch(contract: Contract, job: _Job, scratch: SkinnyScratch | None, depend
         *(Int(job.rows), Int(job.outputs), Float(eps)),
     )
     grid, block = (shape.blocks, shape.splits), (32 * shape.warps,)
-    if dependent:
-        launch_dependent(made, grid, block, args, shared_mem=shape.shared)
-    else:
-        made(grid, block, args, shared_mem=shape.shared)
+    launch(made, grid, block, args, shape.shared, dependent=dependent)
 
 
 def _check(contract: Contract, job: _Job) -> None:

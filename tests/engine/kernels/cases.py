@@ -7,12 +7,15 @@ The same cases run in the emulation (``test_values.py``) and on a card (``test_g
 from __future__ import annotations
 
 import itertools
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tinyvllm_ref import bf16
 from tinyvllm_ref.blas import linear_cublas
@@ -75,6 +78,21 @@ class Case:
         """Launch, and the error of each output."""
         got = self.run()
         return {name: error(got[name], want) for name, want in self.want().items()}
+
+    def wrong(self) -> dict[str, float]:
+        """The errors above the tolerance."""
+        return {name: value for name, value in self.errors().items() if not value <= self.tolerance}
+
+
+in_emulation = pytest.mark.skipif(is_gpu, reason="a test marked gpu runs these on a card")
+
+
+@contextmanager
+def checked(mode: str) -> Iterator[None]:
+    """In the emulation, with these checks of accesses; and a warning is an error."""
+    with warnings.catch_warnings(), cp.checks(mode):
+        warnings.simplefilter("error")
+        yield
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:

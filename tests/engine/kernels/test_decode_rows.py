@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +28,21 @@ from tinyvllm_ref.kernels.embedding import embedding
 from tinyvllm_ref.kernels.rms_norm import rms_norm
 from tinyvllm_ref.kernels.silu_mul import silu_mul
 
-from .cases import BF16, EPS, EXACT, Arrays, Case, bits, f64, normal, poisoned, poisoned_bf16, random
+from .cases import (
+    BF16,
+    EPS,
+    EXACT,
+    Arrays,
+    Case,
+    bits,
+    checked,
+    f64,
+    in_emulation,
+    normal,
+    poisoned,
+    poisoned_bf16,
+    random,
+)
 
 F32, U16, I32, U64 = np.float32, np.uint16, np.int32, np.uint64
 
@@ -160,30 +173,18 @@ def argmax_cases() -> Iterator[Case]:
 CASES = [*norm_cases(), unknown_id_case(), *silu_cases(), *argmax_cases()]
 
 
-def _check(case: Case) -> None:
-    errors = case.errors()
-    assert {name: value for name, value in errors.items() if not value <= case.tolerance} == {}
-
-
-def _check_in(case: Case, mode: str) -> None:
-    with warnings.catch_warnings(), cp.checks(mode):
-        warnings.simplefilter("error")
-        _check(case)
-
-
-in_emulation = pytest.mark.skipif(is_gpu, reason="a test marked gpu runs these on a card")
-
-
 @in_emulation
 @pytest.mark.parametrize("case", [c for c in CASES if not c.long], ids=lambda case: case.name)
 def test_with_every_access_checked(case: Case) -> None:
-    _check_in(case, "full")
+    with checked("full"):
+        assert case.wrong() == {}
 
 
 @in_emulation
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fast(case: Case) -> None:
-    _check_in(case, "fast")
+    with checked("fast"):
+        assert case.wrong() == {}
 
 
 @pytest.fixture
@@ -198,20 +199,22 @@ def blocks_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if not c.long], ids=lambda case: case.name)
 def test_with_blocks_of_several_warps(case: Case, mode: str, blocks_of_a_card: None) -> None:
     """What a card is given: the barrier and the second round of shuffles, with every access checked."""
-    _check_in(case, mode)
+    with checked(mode):
+        assert case.wrong() == {}
 
 
 @in_emulation
 @pytest.mark.parametrize("case", [c for c in CASES if c.long], ids=lambda case: case.name)
 def test_long_rows_with_blocks_of_several_warps(case: Case, blocks_of_a_card: None) -> None:
-    _check_in(case, "fast")
+    with checked("fast"):
+        assert case.wrong() == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not is_gpu, reason="no NVIDIA GPU")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_on_a_card(case: Case) -> None:
-    _check(case)
+    assert case.wrong() == {}
 
 
 # ---------------- beside the simple kernels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from tinyvllm_ref.kernels.rope import rope
 from tinyvllm_ref.kernels.rope_write import rope_write
 from tinyvllm_ref.kernels.split_qkv import split_qkv
 
-from .cases import BF16, FLOAT, Arrays, Case, f64, normal, poisoned, random
+from .cases import BF16, FLOAT, Arrays, Case, checked, f64, in_emulation, normal, poisoned, random
 
 F32, U16, I32, I64 = np.float32, np.uint16, np.int32, np.int64
 POISON = 0x7FC1  # not a number
@@ -103,21 +102,13 @@ def _check(case: Case) -> None:
     assert errors["q"] <= FLOAT  # float32 all the way
 
 
-def _check_in(case: Case, mode: str) -> None:
-    with warnings.catch_warnings(), cp.checks(mode):
-        warnings.simplefilter("error")
-        _check(case)
-
-
-in_emulation = pytest.mark.skipif(is_gpu, reason="a test marked gpu runs these on a card")
-
-
 @in_emulation
 @pytest.mark.parametrize("case", [c for c in CASES if not c.long], ids=lambda case: case.name)
 @pytest.mark.parametrize("threads", [1, 8, 96])
 def test_with_every_access_checked(case: Case, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_THREADS", threads)
-    _check_in(case, "full")
+    with checked("full"):
+        _check(case)
 
 
 @in_emulation
@@ -125,7 +116,8 @@ def test_with_every_access_checked(case: Case, threads: int, monkeypatch: pytest
 @pytest.mark.parametrize("threads", [8, 256])
 def test_fast(case: Case, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_THREADS", threads)
-    _check_in(case, "fast")
+    with checked("fast"):
+        _check(case)
 
 
 @pytest.mark.gpu

@@ -26,7 +26,7 @@ from tinyvllm_ref.request import Request
 from tinyvllm_ref.sampler import Sampler, sample
 from tinyvllm_ref.sampling_params import SamplingParams
 
-from .cases import normal, poisoned, random
+from .cases import in_emulation, normal, poisoned, random
 
 F32, I32, U64 = np.float32, np.int32, np.uint64
 
@@ -292,9 +292,6 @@ def _use(monkeypatch: pytest.MonkeyPatch, block: str) -> None:
     made = source.kernel
     monkeypatch.setattr(sampling, "_threads", lambda rows: threads)
     monkeypatch.setattr(sampling, "kernel", lambda *names, **constants: made(*names, **constants, **sizes))
-
-
-in_emulation = pytest.mark.skipif(is_gpu, reason="a test marked gpu runs these on a card")
 
 
 @in_emulation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +25,20 @@ from tinyvllm_ref.kernels.skinny_linear import (
     unsupported,
 )
 
-from .cases import BF16, EPS, Arrays, Case, bits, f64, normal, poisoned, poisoned_bf16, random
+from .cases import (
+    BF16,
+    EPS,
+    Arrays,
+    Case,
+    bits,
+    checked,
+    f64,
+    in_emulation,
+    normal,
+    poisoned,
+    poisoned_bf16,
+    random,
+)
 
 F32, U16 = np.float32, np.uint16
 SUMS = 2e-5  # float32 sums of up to some thousand products, relative to the root mean square of all sums
@@ -103,30 +115,18 @@ def cases() -> Iterator[Case]:
 CASES = list(cases())
 
 
-def _check(case: Case) -> None:
-    errors = case.errors()
-    assert {name: value for name, value in errors.items() if not value <= case.tolerance} == {}
-
-
-def _check_in(case: Case, mode: str) -> None:
-    with warnings.catch_warnings(), cp.checks(mode):
-        warnings.simplefilter("error")
-        _check(case)
-
-
-in_emulation = pytest.mark.skipif(is_gpu, reason="a test marked gpu runs these on a card")
-
-
 @in_emulation
 @pytest.mark.parametrize("case", [c for c in CASES if not c.long], ids=lambda case: case.name)
 def test_with_every_access_checked(case: Case) -> None:
-    _check_in(case, "full")
+    with checked("full"):
+        assert case.wrong() == {}
 
 
 @in_emulation
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fast(case: Case) -> None:
-    _check_in(case, "fast")
+    with checked("fast"):
+        assert case.wrong() == {}
 
 
 @pytest.fixture
@@ -147,14 +147,15 @@ def blocks_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_with_blocks_of_several_warps(case: Case, mode: str, blocks_of_a_card: None) -> None:
     """What a card is given, with every access checked."""
-    _check_in(case, mode)
+    with checked(mode):
+        assert case.wrong() == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not is_gpu, reason="no NVIDIA GPU")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_on_a_card(case: Case) -> None:
-    _check(case)
+    assert case.wrong() == {}
 
 
 @pytest.mark.gpu
@@ -164,16 +165,15 @@ def test_on_a_card(case: Case) -> None:
 def test_large_matrices_on_a_card(rows: int, outputs: int, columns: int) -> None:
     """Rings that go round, and more tiles than blocks."""
     for gate in (False, True):
-        _check(
-            _case(
-                rows,
-                outputs,
-                columns,
-                norm=not unsupported(rows, columns, norm=True),
-                gate=gate,
-                add=not gate,
-            )
+        case = _case(
+            rows,
+            outputs,
+            columns,
+            norm=not unsupported(rows, columns, norm=True),
+            gate=gate,
+            add=not gate,
         )
+        assert case.wrong() == {}
 
 
 # ---------------- beside the launches that it stands for
