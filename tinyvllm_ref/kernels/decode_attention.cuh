@@ -20,7 +20,11 @@
 #define VALUE_PARTS ((HEAD_DIM + 63) / 64)  // of 64 columns: eight lanes with eight each
 #define TILES (4 * VALUE_PARTS)           // of sixteen columns, of the outputs
 #define CHUNK_PIECES (2 * KEY_PARTS + 4 * VALUE_PARTS)  // of 16 bytes, that a lane holds of a chunk
-#define AHEAD (HEAD_DIM <= 64)            // whether registers hold the next chunk while one is looked at
+#define CHUNKS_HELD (HEAD_DIM <= 64 ? 2 : 1)  // in registers: one that is looked at, the others on their way
+#ifndef CHUNKS_FIRST
+#define CHUNKS_FIRST 1  // of those, on their way before the query is known
+#endif
+#define IN_ONE_BLOCK (BLOCK_SIZE % CHUNK == 0)  // whether a chunk is all in one block of the cache
 #define HALF (HEAD_DIM / 2)
 #define LOG2_E 1.4426950408889634f
 
@@ -29,8 +33,16 @@
 #define BLOCK_THREADS ((int)blockDim.x)
 #define BLOCK_BARRIER() __syncthreads()
 #endif
-// What another block wrote in this launch: read from the L2 cache, which all multiprocessors share.
-__device__ __forceinline__ float load_fresh(const float* from) {
+// Where block tables lie: in shared memory, where looking something up is soon done; or in global memory, from where the
+// lanes of a warp bring what they will need of them together, and ahead.
+#ifndef TABLES_IN_GLOBAL
+#define TABLES_IN_GLOBAL 0
+#endif
+
+// Reads from the L2 cache, which all multiprocessors share: what another block wrote in this launch, or what a kernel
+// wrote that was done before this launch began, if it is read before wait_for_previous().
+template <typename T>
+__device__ __forceinline__ T load_fresh(const T* from) {
 #ifdef __CUDA_ARCH__
     return __ldcg(from);
 #else
@@ -38,13 +50,15 @@ __device__ __forceinline__ float load_fresh(const float* from) {
 #endif
 }
 
+__device__ __forceinline__ void turn(int position, float frequency, float& cosine, float& sine) {
+    float angle = (float)position * frequency;
+    cosine = cosf(angle);
+    sine = sinf(angle);
+}
+
 // The cosines and sines of a position's angles, by all threads of the block; a barrier has to follow.
 __device__ __forceinline__ void fill_turns(int position, const float* inv_freq, float* cosines, float* sines) {
-    for (int i = threadIdx.x; i < HALF; i += BLOCK_THREADS) {
-        float angle = (float)position * inv_freq[i];
-        cosines[i] = cosf(angle);
-        sines[i] = sinf(angle);
-    }
+    for (int i = threadIdx.x; i < HALF; i += BLOCK_THREADS) turn(position, inv_freq[i], cosines[i], sines[i]);
 }
 
 __device__ __forceinline__ void load_floats(const float* from, float (&to)[8]) {
@@ -76,8 +90,12 @@ __device__ __forceinline__ uint4 pack8(const float (&from)[8]) {
 // exp2 of x - peak, where both may be -infinity.
 __device__ __forceinline__ float weight_of(float x, float peak) { return x == -infinity() ? 0.0f : exp2f(x - peak); }
 
+__device__ __forceinline__ int block_of(const int* table, int j) {
+    return TABLES_IN_GLOBAL ? load_fresh(table + j / BLOCK_SIZE) : table[j / BLOCK_SIZE];
+}
+
 __device__ __forceinline__ size_t offset_of(const int* table, int j, int kv_head, int kv_heads, int column) {
-    size_t slot = (size_t)table[j / BLOCK_SIZE] * BLOCK_SIZE + j % BLOCK_SIZE;
+    size_t slot = (size_t)block_of(table, j) * BLOCK_SIZE + j % BLOCK_SIZE;
     return (slot * kv_heads + kv_head) * HEAD_DIM + column;
 }
 
@@ -137,30 +155,42 @@ struct Chunk {
     template <class Use>
     static __device__ __forceinline__ void visit(const LayerCache& cache, const int* table, int kv_head, int start, int end,
                                                  Use use) {
-        int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
         // Where a chunk is all in one block of the cache, the table is looked at once.
-        const size_t base = BLOCK_SIZE % CHUNK == 0 && start < end ? offset_of(table, start, kv_head, cache.kv_heads, 0) : 0;
-        const size_t stride = (size_t)cache.kv_heads * HEAD_DIM;
+        int block = IN_ONE_BLOCK && start < end ? block_of(table, start) : 0;
+        visit(cache, table, block, kv_head, start, end, use);
+    }
+
+    // The same where the block of the cache is known that a chunk is all in.
+    template <class Use>
+    static __device__ __forceinline__ void visit(const LayerCache& cache, const int* table, int block, int kv_head, int start,
+                                                 int end, Use use) {
+        int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4, stride = cache.kv_heads * HEAD_DIM;
+        size_t base = ((size_t)block * BLOCK_SIZE + (unsigned)start % BLOCK_SIZE) * stride + kv_head * HEAD_DIM;
+        // This lane's first piece of either kind: the others are as far from it for every lane.
+        const bf16* keys = cache.keys + base + (row * stride + quarter * 8);
+        const bf16* values = cache.values + base + (place(0) * stride + row * 8);
 #pragma unroll
         for (int k = 0; k < 6; k++) {
             bool is_key = k < 2;
-            int j = is_key ? row + 8 * k : place(k - 2), eight = is_key ? quarter : row, width = is_key ? 32 : 64;
-            size_t at = base + j * stride;
-            if (BLOCK_SIZE % CHUNK != 0) at = start + j < end ? offset_of(table, start + j, kv_head, cache.kv_heads, 0) : 0;
-#pragma unroll
-            for (int part = 0; part < (is_key ? KEY_PARTS : VALUE_PARTS); part++) {
-                int column = part * width + eight * 8;
-                use(is_key ? k * KEY_PARTS + part : 2 * KEY_PARTS + (k - 2) * VALUE_PARTS + part,
-                    (is_key ? cache.keys : cache.values) + at + column, start + j < end && column < HEAD_DIM);
+            int eight = is_key ? quarter : row, width = is_key ? 32 : 64;
+            int further = is_key ? 8 * k : (k - 2) % 2 + (k - 2) / 2 * 8, j = (is_key ? row : place(0)) + further;
+            const bf16* from = (is_key ? keys : values) + further * stride;
+            if (!IN_ONE_BLOCK) {
+                size_t at = start + j < end ? offset_of(table, start + j, kv_head, cache.kv_heads, eight * 8) : 0;
+                from = (is_key ? cache.keys : cache.values) + at;
             }
+#pragma unroll
+            for (int part = 0; part < (is_key ? KEY_PARTS : VALUE_PARTS); part++)
+                use(is_key ? k * KEY_PARTS + part : 2 * KEY_PARTS + (k - 2) * VALUE_PARTS + part, from + part * width,
+                    start + j < end && part * width + eight * 8 < HEAD_DIM);
         }
     }
 
     // Zeros from `end` on.
-    __device__ __forceinline__ void load(const LayerCache& cache, const int* table, int kv_head, int start, int end) {
+    __device__ __forceinline__ void load(const LayerCache& cache, const int* table, int block, int kv_head, int start, int end) {
         clear();
-        visit(cache, table, kv_head, start, end, [this](int p, const bf16* from, bool there) {
-            if (there) piece[p] = *(const uint4*)from;
+        visit(cache, table, block, kv_head, start, end, [this](int p, const bf16* from, bool there) {
+            if (there) piece[p] = load_fresh((const uint4*)from);
         });
     }
 };
@@ -311,23 +341,48 @@ struct KeyRange {
 struct FromCache {
     const LayerCache& cache;
     const int* table;
-    Chunk chunk;
+    int block;      // of the cache: lane i has the one with the warp's chunk number i, of each 32 chunks
+    bool is_known;  // whether those of the first 32 are asked for
+    Chunk chunk[CHUNKS_HELD];
 
-    __device__ __forceinline__ FromCache(const LayerCache& cache, const int* table) : cache(cache), table(table) {}
+    __device__ __forceinline__ FromCache(const LayerCache& cache, const int* table)
+        : cache(cache), table(table), block(0), is_known(false) {}
 
-    __device__ __forceinline__ void start(KeyRange range) { chunk.load(cache, table, range.kv_head, range.first(), range.end); }
+    // 32 chunks from the one on that begins with key `start`, as far as they begin below `end`.
+    __device__ __forceinline__ void look_up(int start, int end) {
+        int mine = start + threadIdx.x % 32 * KeyRange::stride();
+        block = mine < end ? block_of(table, mine) : 0;
+        is_known = true;
+    }
+
+    // The warp's chunk number `i`, if there is one.
+    __device__ __forceinline__ void load(Chunk& to, KeyRange range, int i) {
+        int start = range.first() + i * KeyRange::stride(), at = 0;
+        if (IN_ONE_BLOCK && TABLES_IN_GLOBAL) {
+            if (start >= range.end) return;
+            if (i > 0 && i % 32 == 0) look_up(start, range.end);
+            at = __shfl_sync(WHOLE_WARP, block, i % 32);
+        } else if (IN_ONE_BLOCK && start < range.end) {
+            at = block_of(table, start);
+        }
+        to.load(cache, table, at, range.kv_head, start, range.end);
+    }
+
+    __device__ __forceinline__ void start(KeyRange range) {
+        if (IN_ONE_BLOCK && TABLES_IN_GLOBAL && !is_known) look_up(range.first(), range.end);
+#pragma unroll
+        for (int i = 0; i < CHUNKS_FIRST; i++) load(chunk[i], range, i);
+    }
 
     __device__ __forceinline__ void show_all(Seen& seen, KeyRange range, float scale) {
-        for (int start = range.first(); start < range.end; start += range.stride()) {
-            int next = start + range.stride();
-            if (AHEAD) {
-                Chunk following;
-                following.load(cache, table, range.kv_head, next, range.end);  // while these are looked at
-                seen.look(chunk, range.end - start, scale);
-                chunk = following;
-            } else {
-                seen.look(chunk, range.end - start, scale);
-                chunk.load(cache, table, range.kv_head, next, range.end);
+#pragma unroll
+        for (int i = CHUNKS_FIRST; i < CHUNKS_HELD; i++) load(chunk[i], range, i);
+        int start = range.first();
+        for (int i = 0; start < range.end; i += CHUNKS_HELD) {
+#pragma unroll
+            for (int k = 0; k < CHUNKS_HELD && start < range.end; k++, start += KeyRange::stride()) {
+                seen.look(chunk[k], range.end - start, scale);
+                load(chunk[k], range, i + k + CHUNKS_HELD);  // while the others are looked at
             }
         }
     }
@@ -359,7 +414,6 @@ __device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, cons
                 float eight[8];
                 load_turned(token.key, column, token.cosines, token.sines, eight);
                 single.key(0, part) = pack8(eight);
-                *(uint4*)(cache.keys + at + column) = single.key(0, part);
             }
         }
 #pragma unroll
@@ -369,10 +423,19 @@ __device__ __forceinline__ SeenByBlock attend_keys(const LayerCache& cache, cons
                 float eight[8];
                 load_floats(token.value + column, eight);
                 single.value(0, part) = pack8(eight);
-                *(uint4*)(cache.values + at + column) = single.value(0, part);
             }
         }
         seen.look(single, 1, cache.scale);
+#pragma unroll
+        for (int part = 0; part < KEY_PARTS; part++) {
+            int column = part * 32 + quarter * 8;
+            if (row == 0 && column < HEAD_DIM) *(uint4*)(cache.keys + at + column) = single.key(0, part);
+        }
+#pragma unroll
+        for (int part = 0; part < VALUE_PARTS; part++) {
+            int column = part * 64 + row * 8;
+            if (quarter == 0 && column < HEAD_DIM) *(uint4*)(cache.values + at + column) = single.value(0, part);
+        }
     }
     SeenByBlock block(scratch);
     block.put(seen);

@@ -12,7 +12,8 @@ from .launch import Contract, Float, ceil_div
 from .source import kernel
 
 MAX_GROUP, MAX_HEAD_DIM = 8, 256
-_BLOCKS = 3 * 132  # that keep a large card busy
+_MULTIPROCESSORS = 132  # of a large card
+_BLOCKS = 3 * _MULTIPROCESSORS  # that keep it busy
 _MANY_BLOCKS = 512  # from there on small blocks are better: more of them fit on a multiprocessor
 _MOST_SPLITS = 64
 _SHARED_BYTES = 48 << 10  # that a block may have without asking for more
@@ -44,6 +45,11 @@ def attention_floats(warps: int, group: int, head_dim: int) -> int:
     return warps * group * (head_dim + 2)
 
 
+def shared_floats(warps: int, group: int, head_dim: int) -> int:
+    """float32 values of shared memory that a block of ``decode_attention.cu`` has: also the new token and its turns."""
+    return attention_floats(warps, group, head_dim) + (group + 2) * head_dim + head_dim
+
+
 def chunk_bytes(head_dim: int) -> int:
     """Bytes of the keys and values that a warp looks at at a time: CHUNK_PIECES of 16 bytes for each lane."""
     return (2 * ceil_div(head_dim, 32) + 4 * ceil_div(head_dim, 64)) * 32 * 16
@@ -59,9 +65,17 @@ def _warps(blocks: int, group: int, head_dim: int) -> int:
     if not is_gpu:
         return 1
     warps = 2 if blocks >= _MANY_BLOCKS else 8
-    while 4 * (attention_floats(warps, group, head_dim) + head_dim) > _SHARED_BYTES:
+    while 4 * shared_floats(warps, group, head_dim) >= _SHARED_BYTES:  # a flag is there too
         warps //= 2
     return warps
+
+
+def _chunks_first(requests: int, kv_heads: int, head_dim: int) -> int:
+    """Chunks of keys that a warp asks for before the query is there: what was fastest on an H200.
+
+    Many blocks keep the memory busy with one each, and what they wait for, the query, comes sooner.
+    """
+    return 2 if head_dim <= 64 and requests * kv_heads <= _MULTIPROCESSORS else 1
 
 
 class DecodeScratch:
@@ -116,11 +130,15 @@ def decode_attention(
     scratch : DecodeScratch
         For at least B requests; not to be shared by launches that may run at the same time.
     dependent : bool
-        Let the kernel start before the one before it is done.
+        Let the kernel start before the one before it is done, and read all but `qkv` until then: so the rest must have
+        been written before a kernel that lets others start only after it has waited, or that was launched in the
+        ordinary way, and that is not this one. :func:`~tinyvllm_ref.kernels.decode_rows.embed_norm` is one, and a
+        decode step begins with it.
 
     Returns
     -------
     out
+        The same bits whether `dependent` or not.
 
     Raises
     ------
@@ -159,7 +177,14 @@ def decode_attention(
     group = q_heads // kv_heads
     warps = _warps(requests * kv_heads * scratch.splits, group, head_dim)
     compiled = kernel(
-        "decode_attention", HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=sizes["BS"], MOST_THREADS=32 * warps
+        "decode_attention",
+        HEAD_DIM=head_dim,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        BLOCK_SIZE=sizes["BS"],
+        WARPS=warps,
+        CHUNKS_FIRST=_chunks_first(requests, kv_heads, head_dim),
+        EARLY=int(dependent),
     )
     args = (
         *(qkv, key_cache, value_cache, block_tables, context_lens, inv_freq, out),

@@ -107,9 +107,9 @@ extern "C" __global__ void __launch_bounds__(512)
     embed_norm(const int* ids, const bf16* table, const bf16* weight, float* residual, bf16* out, int vocab, int hidden,
                float eps) {
     Eight row[PER_THREAD], scales[PER_THREAD];
-    let_next_start();
     read_weight(weight, scales, hidden);
     wait_for_previous();
+    let_next_start();  // not sooner: what was written before a step may then be read at once by all that follows in it
     int id = ids[blockIdx.x];
     bool known = 0 <= id && id < vocab;
     const bf16* from = table + (size_t)(known ? id : 0) * hidden;

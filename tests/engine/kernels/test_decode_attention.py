@@ -12,14 +12,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests import nvrtc
 from tinyvllm_ref import bf16
 from tinyvllm_ref.device import cp, is_gpu
 from tinyvllm_ref.kernels import decode_attention as module
 from tinyvllm_ref.kernels import source
+from tinyvllm_ref.kernels.advance import advance
 from tinyvllm_ref.kernels.decode_attention import DecodeScratch, decode_attention, splits_for, supports
+from tinyvllm_ref.kernels.decode_rows import embed_norm
 from tinyvllm_ref.kernels.kv_write import kv_write
 from tinyvllm_ref.kernels.launch import ceil_div
 from tinyvllm_ref.kernels.rope import rope
+from tinyvllm_ref.kernels.skinny_linear import skinny_linear
 
 from .cases import PagedCache, attend, bits, f64, normal, random
 
@@ -115,7 +119,11 @@ class Batch:
         return scratch
 
     def run(
-        self, rows: slice = slice(None), launches: int = 1, scratch: DecodeScratch | None = None
+        self,
+        rows: slice = slice(None),
+        launches: int = 1,
+        scratch: DecodeScratch | None = None,
+        dependent: bool = False,
     ) -> Launched:
         """Some of the rows, `launches` times in a row."""
         scratch = scratch or self.scratch()
@@ -128,7 +136,7 @@ class Batch:
         chosen = self.size.warps
         with mock.patch.object(module, "_warps", return_value=chosen) if chosen else nullcontext():
             for _ in range(launches):
-                assert decode_attention(*args) is out
+                assert decode_attention(*args, dependent=dependent) is out
         arrays = (out, keys, values, scratch.partial, scratch.lse, scratch.arrived)
         return Launched(*map(cp.asnumpy, arrays))
 
@@ -241,17 +249,18 @@ LONG = (
 )
 
 
-def _check(size: Size, mode: str, gain: float = 1.0) -> None:
+def _check(size: Size, mode: str, gain: float = 1.0, dependent: bool = False) -> None:
     with warnings.catch_warnings(), _checks(mode):
         warnings.simplefilter("error")
         batch = Batch(size, gain)
-        batch.check(batch.run())
+        batch.check(batch.run(dependent=dependent))
 
 
 @pytest.mark.skipif(is_gpu, reason="the emulation is not used on a card")
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_with_every_access_checked(size: Size) -> None:
-    _check(size, "full")
+@pytest.mark.parametrize("dependent", [False, True])
+def test_with_every_access_checked(size: Size, dependent: bool) -> None:
+    _check(size, "full", dependent=dependent)
 
 
 @pytest.mark.parametrize("where", [HERE, CARD])
@@ -283,6 +292,29 @@ def test_scores_that_rise_and_fall(where: str, splits: int) -> None:
         with _checks("fast"):
             got = batch.run()
             assert batch.errors(got).max() <= 1
+
+
+@pytest.mark.parametrize("where", [HERE, CARD])
+@pytest.mark.parametrize("size", [*SIZES, LONG[1], LONG[3], LONG[8]], ids=str)
+def test_an_early_launch_gives_the_same_bits(where: str, size: Size) -> None:
+    """Keys before the product, or the product before the keys: sums keep their order."""
+    batch = Batch(size)
+    with _checks("fast"):
+        early, late = batch.run(dependent=True), batch.run()
+        batch.check(early)
+        for name in ("out", "keys", "values", "partial", "lse", "arrived"):
+            np.testing.assert_array_equal(getattr(early, name), getattr(late, name))
+
+
+@pytest.mark.parametrize("where", [HERE, CARD])
+def test_a_batch_of_nothing_but_padding(where: str) -> None:
+    batch = Batch(Size((0, 0, 0), (4, 2), 32, 16, 3))
+    with _checks("fast"):
+        got = batch.run(dependent=True)
+        assert (got.out == POISON).all()
+        np.testing.assert_array_equal(got.keys, batch.cache.keys)
+        np.testing.assert_array_equal(got.values, batch.cache.values)
+        assert not got.arrived.any()
 
 
 def test_the_measure_can_fail() -> None:
@@ -338,6 +370,124 @@ def test_scratch_serves_fewer_rows(where: str) -> None:
         assert not cp.asnumpy(scratch.arrived).any()
 
 
+# ---------------- step after step
+@pytest.mark.parametrize("where", [HERE, CARD])
+@pytest.mark.parametrize(
+    "size",
+    [
+        Size((40, 1, 0, 31, 15), (4, 2), 32, 16, 1, warps=2),
+        Size((700, 255, 256, 16), (8, 1), 64, 16, 3, warps=2),
+    ],
+    ids=str,
+)
+def test_steps_that_follow_each_other_at_once(where: str, size: Size) -> None:
+    """Each reads the keys and the contexts that the one before it wrote; ordinary launches give the bits."""
+    with _checks("fast"):
+        steps, layers = (12, 3) if is_gpu else (3, 2)
+        want, got = (_steps(Batch(size), steps, layers, dependent) for dependent in (False, True))
+        for a, b in zip(want, got, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def _steps(batch: Batch, steps: int, layers: int, dependent: bool) -> list[np.ndarray]:
+    """Token, stream and caches after some steps of embedding, products and attention."""
+    size, rng, vocab = batch.size, random("steps", batch.size), 64
+    (q_heads, kv_heads), d, rows = size.heads, size.d, len(size.contexts)
+    hidden, width = q_heads * d, (q_heads + 2 * kv_heads) * d
+    blocks = ceil_div(max(size.contexts) + steps, size.block_size)
+    tables = cp.asarray(rng.permutation(rows * blocks).reshape(rows, blocks).astype(np.int32))
+    shape = (rows * blocks, size.block_size, kv_heads, d)
+    caches = [[cp.asarray(bits(rng, *shape)) for _ in range(2)] for _ in range(layers)]
+    table, norm = cp.asarray(bits(rng, vocab, hidden)), cp.asarray(bits(rng, hidden))
+    weights = [[cp.asarray(bits(rng, n, hidden)) for n in (width, hidden)] for _ in range(layers)]
+    drawn = [cp.asarray(rng.integers(0, vocab, rows).astype(np.int32)) for _ in range(steps)]
+    contexts, counts = cp.asarray(batch.lengths), cp.zeros(rows, np.int32)
+    ids, inv_freq = cp.zeros(rows, np.int32), cp.asarray(batch.inv_freq)
+    residual, normed = cp.zeros((rows, hidden), np.float32), cp.zeros((rows, hidden), np.uint16)
+    qkv, heads = cp.zeros((rows, width), np.float32), cp.zeros((rows, q_heads, d), np.uint16)
+    scratch = DecodeScratch(rows, q_heads, kv_heads, d, size.splits)
+    for tokens in drawn:
+        embed_norm(ids, table, norm, 1e-5, residual, normed, dependent=dependent)
+        for (keys, values), (to_qkv, to_stream) in zip(caches, weights, strict=True):
+            skinny_linear(normed, to_qkv, qkv, dependent=dependent)
+            decode_attention(
+                qkv, keys, values, tables, contexts, inv_freq, d**-0.5, heads, scratch, dependent=dependent
+            )
+            skinny_linear(heads.reshape(rows, -1), to_stream, residual, accumulate=True, dependent=dependent)
+        advance(tokens, ids, contexts, counts)
+    live = batch.lengths > 0
+    assert (cp.asnumpy(contexts) == batch.lengths + steps * live).all()
+    assert np.isfinite(cp.asnumpy(residual)).all()
+    flat = [cp.asnumpy(cache) for pair in caches for cache in pair]
+    return [cp.asnumpy(ids), cp.asnumpy(residual), cp.asnumpy(heads), *flat]
+
+
+# ---------------- NVIDIA's compiler
+ARCHITECTURES = ("compute_75", "compute_80", "compute_90", "compute_120")
+
+
+def _ptx(name: str, arch: str, **constants: int) -> str:
+    options = tuple(f"-D{key}={value}" for key, value in constants.items())
+    try:
+        done = nvrtc.compile_source(source.text(name), arch, options)
+    except nvrtc.NvrtcMissing as missing:
+        pytest.skip(str(missing))
+    assert done.ok, done.log
+    assert done.log == ""
+    return done.ptx
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize(
+    ("d", "group", "block_size", "warps", "chunks"),
+    [(64, 4, 16, 2, 1), (64, 4, 16, 8, 2), (32, 3, 4, 8, 2), (256, 8, 16, 4, 1)],
+)
+def test_what_is_read_before_the_wait(
+    arch: str, early: int, d: int, group: int, block_size: int, warps: int, chunks: int
+) -> None:
+    """An early launch asks for keys and values first; none writes before it has waited."""
+    ptx = _ptx("decode_attention", arch, HEAD_DIM=d, GROUP=group, KV_HEADS=2, BLOCK_SIZE=block_size, WARPS=warps,
+               CHUNKS_FIRST=chunks, EARLY=early)  # fmt: skip
+    waits, lets = (
+        [match.start() for match in re.finditer(rf"griddepcontrol\.{word}", ptx)]
+        for word in ("wait", "launch_dependents")
+    )
+    if arch in ("compute_75", "compute_80"):
+        assert not waits + lets
+        return
+    assert len(waits) == 1 + early  # a row that pads the batch waits too
+    assert len(lets) == 1
+    assert lets[0] < min(waits)
+    stores = [match.start() for match in re.finditer(r"\bst\.global", ptx)]
+    assert min(stores) > max(waits)
+    of_qkv = [match.start() for match in re.finditer(r"cp\.async\.cg", ptx)]
+    assert min(of_qkv) > max(waits)
+    keys = [match.start() for match in re.finditer(r"ld\.global\.cg\.v4", ptx)]
+    first = len([key for key in keys if key < max(waits)])
+    chunk = module.chunk_bytes(d) // 512
+    assert first == early * chunk * chunks
+    assert len(keys) > first
+
+
+@pytest.mark.parametrize("arch", ["compute_90", "compute_120"])
+def test_a_step_begins_with_a_kernel_that_waits_first(arch: str) -> None:
+    """So that what was written before it may be read at once by all that follows."""
+    entries = re.findall(r"\.entry (\w+)\((.*?)\n}", _ptx("decode_rows", arch), re.DOTALL)
+    body = dict(entries)["embed_norm"]
+    assert 0 < body.index("griddepcontrol.wait") < body.index("griddepcontrol.launch_dependents")
+
+
+@pytest.mark.parametrize(("d", "group", "warps"), [(16, 1, 1), (64, 4, 8), (96, 7, 2), (256, 8, 4)])
+def test_shared_memory_is_what_is_counted(d: int, group: int, warps: int) -> None:
+    ptx = _ptx(
+        "decode_attention", "compute_90", HEAD_DIM=d, GROUP=group, KV_HEADS=2, BLOCK_SIZE=16, WARPS=warps
+    )
+    arrays = sum(map(int, re.findall(r"\.shared .*\[(\d+)\];", ptx)))
+    counted = 4 * (module.shared_floats(warps, group, d) - module.attention_floats(warps, group, d))
+    assert counted == arrays > 0
+
+
 # ---------------- what it takes and what is refused
 def test_which_heads_it_takes() -> None:
     assert [d for d in range(1, 300) if supports(4, 2, d)] == list(range(16, 257, 16))
@@ -363,7 +513,7 @@ def test_shared_memory_is_what_every_card_has(head_dim: int, monkeypatch: pytest
         for blocks in (1, 10**6):
             warps = module._warps(blocks, group, head_dim)
             assert warps >= 1
-            assert 4 * module.attention_floats(warps, group, head_dim) + 4 * head_dim <= 48 * 1024
+            assert 4 * module.shared_floats(warps, group, head_dim) < 48 * 1024
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,13 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
     "paged_attention": [{"HEAD_DIM": d, "HEADS": h} for d, h in ((1, 1), (26, 2), (64, 3), (256, 8))],
     "decode_rows": [{"PER_THREAD": vectors} for vectors in (1, 2)],
     "decode_attention": [
-        {"HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": size, "MOST_THREADS": threads}
-        for d, g, size, threads in ((16, 3, 1, 64), (48, 1, 16, 256), (64, 4, 16, 256), (256, 8, 4, 64))
+        {"HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": size, "WARPS": warps, "EARLY": early}
+        for d, g, size, warps, early in (
+            (16, 3, 1, 2, 0),
+            (48, 1, 16, 8, 1),
+            (64, 4, 16, 8, 1),
+            (256, 8, 4, 2, 0),
+        )
     ],
     # Llama 3.2 1B; and rows that are cut into 1, 2 and 4 pieces, none of them full.
     "decode_step": [
