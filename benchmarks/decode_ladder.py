@@ -37,7 +37,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 from tinyvllm_ref import LLM, SamplingParams  # noqa: E402
 from tinyvllm_ref.assembly import Parts, build_model  # noqa: E402
-from tinyvllm_ref.batch import ModelInputs, make_inputs  # noqa: E402
+from tinyvllm_ref.batch import ModelInputs, host_inputs, make_inputs  # noqa: E402
 from tinyvllm_ref.bf16 import bf16_to_float  # noqa: E402
 from tinyvllm_ref.buffers import Buffers  # noqa: E402
 from tinyvllm_ref.capturable_blas import Products  # noqa: E402
@@ -47,8 +47,9 @@ from tinyvllm_ref.config import EngineConfig, ModelConfig  # noqa: E402
 from tinyvllm_ref.decode_graph import Recording, can_record  # noqa: E402
 from tinyvllm_ref.decode_products import takes_norm  # noqa: E402
 from tinyvllm_ref.device import cp, describe, is_gpu  # noqa: E402
-from tinyvllm_ref.fast_path import FastPath, longest_size, step_size, unsupported  # noqa: E402
+from tinyvllm_ref.fast_path import FastPath, unsupported  # noqa: E402
 from tinyvllm_ref.kernels import decode_rows as rows_  # noqa: E402
+from tinyvllm_ref.kernels import warpgroup_linear as warpgroup  # noqa: E402
 from tinyvllm_ref.kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from tinyvllm_ref.kernels.decode_attention import DecodeScratch, decode_attention  # noqa: E402
 from tinyvllm_ref.kernels.embedding import embedding  # noqa: E402
@@ -161,7 +162,8 @@ def counts_of(config: ModelConfig, rung: int, splits: int, batch: int = 1) -> Co
     apart = 8 * qkv + 8 * rotated + 12 * config.kv_size + 6 * config.q_size  # split, rope, write, attend
     fused = 4 * qkv + 4 * config.kv_size + 2 * config.q_size
     together = rung >= 3 or (rung > 0 and splits > 1)
-    row_bytes = layers * (norms + (fused if together else apart) + 10 * ffn) + 4 * config.vocab_size
+    activation = (6 if rung == 3 else 10) * ffn  # rung 3 rounds gate and up
+    row_bytes = layers * (norms + (fused if together else apart) + activation) + 4 * config.vocab_size
     attention = 1 if together else 4 + (splits > 1)
     # Before and after the layers: embedding, last norm, gathering and argmax (two); in rung 3 also `advance`.
     around = {0: 5, 1: 5, 2: 3, 3: 4, 4: 4}[rung]
@@ -169,7 +171,10 @@ def counts_of(config: ModelConfig, rung: int, splits: int, batch: int = 1) -> Co
         row_bytes = layers * (norms + fused + 4 * ffn) + 4 * config.vocab_size
         small_norms = 0 if takes_norm(batch, hidden) else 2 * layers
         return Counts(products, layers + small_norms + around, row_bytes, overlapped=True)
-    return Counts(products, layers * (3 + attention) + around, row_bytes, recorded=rung > 0)
+    small = 3 + attention
+    if rung == 3 and warpgroup.pays(batch, ffn, hidden, gate=True):
+        row_bytes, small = row_bytes - layers * 4 * ffn, small - 1
+    return Counts(products, layers * small + around, row_bytes, recorded=rung > 0)
 
 
 def prefill_counts(config: ModelConfig) -> Counts:
@@ -337,7 +342,7 @@ class Ladder:
     def _fused(self, step: Step) -> Rung:
         fast = self.fast
         size = fast._size_of(step.batch)
-        counts = counts_of(self.config, 3, step.splits)
+        counts = counts_of(self.config, 3, step.splits, size)
         launch = lambda: fast._launch_decode(size, True, fast._many)  # noqa: E731
         name = "fused attention"
         return Rung(
@@ -775,12 +780,13 @@ def prefill(record: Record, tokens: int) -> tuple[float | None, dict[str, float]
     rng = np.random.default_rng(tokens)
     table_ = rng.permutation(ladder.cache.num_blocks)[:blocks]
     ids = rng.integers(0, config.vocab_size, tokens).tolist()
-    inputs = make_inputs([ids], [0], [table_.tolist()], [tokens - 1], 0, BLOCK_SIZE)
+    hosted = host_inputs([ids], [0], [table_.tolist()], [tokens - 1], 0, BLOCK_SIZE)
+    inputs = hosted.on_device()
     slots = (table_[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1).astype(np.int64)
     found = []
     runs: list[Callable[[], Any]] = [
         lambda: ladder.model.forward(inputs, ladder.cache),
-        lambda: fast.forward(inputs),
+        lambda: fast.forward(hosted),
     ]
     for run in runs:
         run()  # compiles and records, so that what is looked at below is the recording's
@@ -797,11 +803,10 @@ def prefill(record: Record, tokens: int) -> tuple[float | None, dict[str, float]
         return None, {}, wrong, difference
     if not TIMED:
         return None, {}, "", difference
-    size, seats = step_size(tokens, fast._tokens_most), fast.step_seats(1)
-    longest = longest_size(tokens, size)
+    key = fast.step_key(hosted)
 
     def start() -> None:
-        fast._launch(("step", size, seats, longest, True), fast._launch_step, size, seats, longest, True)
+        fast._launch(("step", *key), fast._launch_step, *key)
 
     seconds = timed(start, lambda: None, ladder.stream, record.options.repeats)[0]
     return seconds, {mode: first_token(record, mode, tokens) for mode in ("off", "on")}, "", difference
@@ -881,8 +886,10 @@ RUNGS = """\
 1. The same launches, recorded in a CUDA graph. CuPy lets no graph record its cuBLAS, so the products go through a
    handle of our own; the simple argmax allocates, so the fused one is in its place.
 2. Row kernels that load 16 bytes at a time (`decode_rows.cu`); products add to the residual stream themselves.
-3. Rotation, cache write and attention in one launch (`decode_attention.cu`); and `advance`, which makes the chosen
-   tokens the next step's inputs. The engine starts this graph for large batches.
+3. Rotation, cache write and attention in one launch (`decode_attention.cu`), whose first keys are on their way while
+   the product before it ends; where a matrix's tiles fill the card, products by warpgroups, with the activation in them
+   (`warpgroup_linear.cu`); and `advance`, which makes the chosen tokens the next step's inputs. The engine starts this
+   graph for large batches.
 4. Up to 32 requests: products by kernels of our own (`skinny_linear.cu`), with norms and activations in them; each
    launch comes onto the card while the one before it ends, and has its first weights under way by then. The engine
    starts this graph for small batches.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, compress, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInputs:
     """One step of the model: T tokens of B requests, packed one after the other, decodes first.
+
+    Its arrays are all on the device or, made by :func:`host_inputs`, all on the host.
 
     Attributes
     ----------
@@ -49,6 +52,11 @@ class ModelInputs:
     num_decodes: int
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
+
+    def on_device(self) -> ModelInputs:
+        """Inputs that are on the host, on the device."""
+        names = ["ids", "positions", "slots", "query_starts", "context_lens", "block_tables", "logits_rows"]
+        return replace(self, **{name: cp.asarray(getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,47 @@ def pack(sequences: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
     return cp.asarray(ids), cp.asarray(positions), cp.asarray(starts)
 
 
+def padded(tables: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """The first blocks of each table in a row: (B, width) int32, -1 behind those of shorter ones."""
+    columns = list(islice(zip_longest(*tables, fillvalue=-1), width))
+    columns += [(-1,) * len(tables)] * (width - len(columns))
+    return np.ascontiguousarray(np.array(columns, np.int32).T)
+
+
+def host_inputs(
+    sequences: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    num_decodes: int,
+    block_size: int,
+) -> ModelInputs:
+    """Inputs of a step, in NumPy arrays; the parameters are those of :func:`make_inputs`."""
+    counts = [len(sequence) for sequence in sequences]
+    contexts = [start + count for start, count in zip(starts, counts, strict=True)]
+    block_tables = padded(tables, -(-max(contexts) // block_size))
+    lengths = np.array(counts, np.int32)
+    query_starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    # Of a token of a request: its place in the step, less its position.
+    before = query_starts[:-1] - np.array(starts, np.int32)
+    positions = np.arange(query_starts[-1], dtype=np.int32) - np.repeat(before, lengths)
+    block, offset = np.divmod(positions, np.int32(block_size))
+    blocks = block_tables[np.repeat(np.arange(len(counts)), lengths), block]
+    return ModelInputs(
+        np.fromiter(chain.from_iterable(sequences), np.int32, len(positions)),
+        positions,
+        blocks.astype(np.int64) * block_size + offset,
+        query_starts,
+        np.array(contexts, np.int32),
+        block_tables,
+        np.array(rows, np.int32),
+        num_decodes,
+        tuple(counts),
+        tuple(contexts),
+    )
+
+
 def make_inputs(
     sequences: Sequence[Sequence[int]],
     starts: Sequence[int],
@@ -100,7 +149,7 @@ def make_inputs(
     block_size: int,
     pack: Callable[..., tuple[Any, Any, Any]] = pack,
 ) -> ModelInputs:
-    """Inputs of a step.
+    """Inputs of a step, on the device.
 
     Parameters
     ----------
@@ -119,45 +168,37 @@ def make_inputs(
     pack : callable
         With the contract of :func:`pack`.
     """
-    counts = [len(sequence) for sequence in sequences]
-    contexts = [start + count for start, count in zip(starts, counts, strict=True)]
-    width = max(-(-context // block_size) for context in contexts)
-    block_tables = np.full((len(counts), width), -1, np.int32)
-    for row, table in zip(block_tables, tables, strict=True):
-        row[: min(width, len(table))] = table[:width]
-    request = np.repeat(np.arange(len(counts)), counts)
-    offsets = np.repeat(np.asarray(starts, np.int32), counts)
+    inputs = host_inputs(sequences, starts, tables, rows, num_decodes, block_size)
     ids, positions, query_starts = pack(sequences)
-    firsts = np.cumsum([0, *counts[:-1]])
-    where = np.arange(len(request)) - np.repeat(firsts, counts) + offsets
-    slots = block_tables[request, where // block_size].astype(np.int64) * block_size + where % block_size
-    if offsets.any():
-        positions = positions + cp.asarray(offsets)
-    return ModelInputs(
-        ids,
-        positions,
-        cp.asarray(slots),
-        query_starts,
-        cp.asarray(np.array(contexts, np.int32)),
-        cp.asarray(block_tables),
-        cp.asarray(np.array(rows, np.int32)),
-        num_decodes,
-        tuple(counts),
-        tuple(contexts),
-    )
+    if any(starts):
+        positions = positions + cp.asarray(np.repeat(np.array(starts, np.int32), inputs.counts))
+    names = ["slots", "context_lens", "block_tables", "logits_rows"]
+    others = {name: cp.asarray(getattr(inputs, name)) for name in names}
+    return replace(inputs, ids=ids, positions=positions, query_starts=query_starts, **others)
 
 
 def inputs_of(
-    batch: ScheduledBatch, piece: Piece, block_size: int, pack: Callable[..., tuple[Any, Any, Any]] = pack
+    batch: ScheduledBatch, piece: Piece, block_size: int, make: Callable[..., ModelInputs]
 ) -> ModelInputs:
-    """Inputs of one piece of the scheduler's batch."""
+    """Inputs of one piece of the scheduler's batch; `make` is :func:`make_inputs` or :func:`host_inputs`."""
     sequences, tables, rows, packed = [], [], [], 0
     for index, start, count, wanted in zip(piece.index, piece.starts, piece.counts, piece.rows, strict=True):
         sequences.append(batch.requests[index].token_ids[start : start + count])
         tables.append(batch.block_tables[index])
         rows += [packed + position - start for position in wanted]
         packed += count
-    return make_inputs(sequences, piece.starts, tables, rows, piece.num_decodes, block_size, pack)
+    return make(sequences, piece.starts, tables, rows, piece.num_decodes, block_size)
+
+
+def whole_batch(batch: ScheduledBatch, block_size: int) -> ModelInputs:
+    """Inputs of a whole batch, on the host, where only the last token of a request that samples wants logits."""
+    sequences = [
+        request.token_ids[start : start + count]
+        for request, start, count in zip(batch.requests, batch.starts, batch.num_tokens, strict=True)
+    ]
+    ends = accumulate(batch.num_tokens)
+    rows = [end - 1 for end in compress(ends, batch.samples)]
+    return host_inputs(sequences, batch.starts, batch.block_tables, rows, batch.num_decodes, block_size)
 
 
 def pieces_of(batch: ScheduledBatch, max_rows: int) -> list[Piece]:

@@ -1,9 +1,9 @@
 """The matrix products of a decode step, each with the norm before it or the activation after it, in two ways.
 
-:class:`ManyRows` has cuBLAS and launches of their own for what lies between the products. :class:`FewRows` is for
-batches whose products are bound by reading the weights: its kernels take norm and activation along, and each comes onto
-the card while the one before it ends, to have its first weights there in time. Both give the same numbers up to the
-order of additions. Neither allocates when it is called.
+:class:`FewRows` is for batches whose products are bound by reading the weights: its kernels take norm and activation
+along, and each comes onto the card while the one before it ends, to have its first weights there in time.
+:class:`ManyRows` has cuBLAS, and our own warpgroups where a matrix is large enough for them. Both give the same numbers
+up to the order of additions. Neither allocates when it is called.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .capturable_blas import Products
 from .config import ModelConfig
 from .kernels import decode_rows as rows_
 from .kernels import skinny_linear as skinny
+from .kernels import warpgroup_linear as warpgroup
 
 FEW_ROWS = 32
 """Up to so many, :class:`FewRows` is faster on an H200 (benchmarks/decode_ladder.md)."""
@@ -22,9 +23,6 @@ FEW_ROWS = 32
 
 class DecodeProducts(Protocol):
     """What a decode step needs of them; R is the number of its rows."""
-
-    dependent: bool
-    """Whether the launches between these may begin before the one before them is done."""
 
     def of_norm(self, stream: Any, norm: Any, w: Any, out: Any, ready: bool = False) -> None:
         """(R, H) float32 stream, (H,) bf16 norm, (N, H) bf16 w: out (R, N) float32 = norm(stream) w^T.
@@ -41,7 +39,7 @@ class DecodeProducts(Protocol):
 
 @dataclass
 class ManyRows:
-    """By cuBLAS.
+    """By cuBLAS, or by warpgroups where that pays (:func:`~tinyvllm_ref.kernels.warpgroup_linear.pays`).
 
     Attributes
     ----------
@@ -49,7 +47,7 @@ class ManyRows:
     eps : float
         Of the norms.
     normed : (S, H) bf16
-    gate_up : (S, 2F) float32
+    gate_up : (S, 2F) bf16
         Work memory for S rows or fewer.
     """
 
@@ -57,18 +55,26 @@ class ManyRows:
     eps: float
     normed: Any
     gate_up: Any
-    dependent: bool = False
 
     def of_norm(self, stream: Any, norm: Any, w: Any, out: Any, ready: bool = False) -> None:
         normed = self.normed[: len(stream)]
         if not ready:
-            rows_.norm_rows(stream, norm, self.eps, normed)
-        self.products(normed, w, out)
+            rows_.norm_rows(stream, norm, self.eps, normed, dependent=True)
+        if warpgroup.pays(len(normed), *w.shape):
+            warpgroup.warpgroup_linear(normed, w, out)
+        else:
+            self.products(normed, w, out)
 
     def gated(self, stream: Any, norm: Any, w: Any, out: Any) -> None:
-        gate_up = self.gate_up[: len(stream)]
-        self.of_norm(stream, norm, w, gate_up)
-        rows_.silu_mul_rows(gate_up, out)
+        normed = self.normed[: len(stream)]
+        rows_.norm_rows(stream, norm, self.eps, normed, dependent=True)
+        rows, outputs = out.shape
+        if warpgroup.pays(rows, outputs, w.shape[1], gate=True):
+            warpgroup.warpgroup_gate_up(normed, w, out)
+        else:
+            gate_up = self.gate_up[:rows]
+            self.products(normed, w, gate_up)
+            rows_.silu_mul_rows(gate_up, out, dependent=True)
 
     def add(self, x: Any, w: Any, stream: Any) -> None:
         self.products(x, w, stream, accumulate=True)
@@ -90,7 +96,6 @@ class FewRows:
     scratch: skinny.SkinnyScratch
     eps: float
     normed: Any
-    dependent: bool = True
 
     def of_norm(self, stream: Any, norm: Any, w: Any, out: Any, ready: bool = False) -> None:
         self._product(skinny.skinny_linear, stream, norm, w, out, ready)

@@ -110,18 +110,37 @@ def launch_dependent(
     addresses = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
     attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
     config = _Config(_three(grid), _three(block), shared_mem, stream.ptr, ctypes.pointer(attribute), 1)
-    launch = functools.partial(
-        _driver().cuLaunchKernelEx, ctypes.byref(config), kernel.kernel.ptr, addresses, None
+    call_driver(
+        "cuLaunchKernelEx",
+        *(ctypes.byref(config), kernel.kernel.ptr, addresses, None),
+        what=f"{kernel.name}, grid {grid}, block {block}, {shared_mem} bytes of shared memory",
     )
-    status = launch()
+
+
+def call_driver(name: str, *args: Any, what: str) -> None:
+    """Call a function of libcuda, which CuPy has none for.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"cuLaunchKernelEx"``.
+    *args
+        As ctypes takes them.
+    what : str
+        Of what; for the message.
+
+    Raises
+    ------
+    RuntimeError
+        The driver refused; the message has its name for the error.
+    """
+    function = getattr(_driver(), name)
+    status = function(*args)
     if status == _INVALID_CONTEXT:  # the first call of this thread
         cp.cuda.runtime.free(0)
-        status = launch()
+        status = function(*args)
     if status:
-        raise RuntimeError(
-            f"cuLaunchKernelEx of {kernel.name}, grid {grid}, block {block}, {shared_mem} bytes of shared memory: "
-            f"{_error_name(status)}"
-        )
+        raise RuntimeError(f"{name} of {what}: {_error_name(status)}")
 
 
 def _packed(arg: Any, place: int) -> np.ndarray:
@@ -144,7 +163,6 @@ def _three(sizes: tuple[int, ...]) -> Any:
 def _driver() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
-    library.cuLaunchKernelEx.restype = ctypes.c_int
     library.cuGetErrorName.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
     return library
 

@@ -204,11 +204,11 @@ class Engine:
 
     def _close_finished(self, entry: _Prompt) -> RequestOutput:
         """Complete the outputs whose requests have finished, and forget the prompt when all have."""
-        for completion in entry.completions:
-            if completion.request.finished:
-                completion.close()
-                self._completions.pop(completion.request.request_id, None)
-        if entry.output.finished:
+        finished = [completion for completion in entry.completions if completion.request.finished]
+        for completion in finished:
+            completion.close()
+            self._completions.pop(completion.request.request_id, None)
+        if finished and entry.output.finished:
             self._prompts.pop(entry.output.request_id, None)
             entry.output.num_preemptions = sum(c.request.num_preemptions for c in entry.completions)
         return entry.output

@@ -8,17 +8,21 @@ The simple path (``model.py``) calls one part after the other, and is what this 
   more, without those that this step ends by their length. Where more of them have ended meanwhile, their tokens are
   left aside. Where another request is to join, that step is dropped: it has written nothing but keys and values that
   are computed again or that nobody reads;
-- every other step (prefill, chunks, a mixture) is one graph for each size of step, with attention on tensor cores.
+- every other step (prefill, chunks, a mixture) is one graph for each size of step, with attention on tensor cores. Its
+  inputs go to the device by one copy, and another graph draws its tokens: between two such steps the card waits only
+  until the host has taken note of the tokens, and has scheduled the next step.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import ModelInputs
+from .batch import ModelInputs, padded, whole_batch
 from .buffers import Buffers, arena_bytes
 from .capturable_blas import Products
 from .config import EngineConfig, ModelConfig
@@ -39,7 +43,8 @@ from .kv_cache import KVCache
 from .model import Model
 from .parts import Parts
 from .request import Request
-from .sampler import SAMPLING_TYPES, has_penalties, sampling_arrays
+from .sampler import SAMPLING_TYPES, has_penalties, sampling_options
+from .staging import Staged
 
 if TYPE_CHECKING:
     from .scheduler import ScheduledBatch
@@ -47,6 +52,8 @@ if TYPE_CHECKING:
 _SOME_SEATS = 16  # requests of a step that is recorded for more than one and less than all
 _FINER_STEPS = ((2, 1), (4, 2), (16, 4), (64, 8), (128, 16))  # from a size below the first to the next size
 _FINEST = 16  # tokens: sizes of a prefill are not told apart more finely
+_FEWEST_BLOCKS = 64  # columns of a step's block tables: fewer are not told apart
+_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seeds")
 _TO_HOST, _TO_DEVICE = 2, 1  # cudaMemcpyKind
 _MIN_CAPABILITY = 80  # cuBLAS has products of bfloat16 matrices from there on
 
@@ -96,6 +103,14 @@ def step_size(tokens: int, most: int) -> int:
     return min(most, ceil_div(tokens, unit) * unit)
 
 
+def table_size(blocks: int, most: int) -> int:
+    """Columns of a step's block tables, rounded up to few sizes: four times the one before, at most `most`."""
+    size = _FEWEST_BLOCKS
+    while size < blocks:
+        size *= 4
+    return min(size, most)
+
+
 def longest_size(tokens: int, most: int) -> int:
     """The most tokens of one request in a step, rounded up to a power of two: at most `most`."""
     return min(most, max(_FINEST, 1 << (tokens - 1).bit_length()))
@@ -131,7 +146,13 @@ class _Result:
     def wait(self) -> list[int]:
         """The tokens, when they have come."""
         self._done.synchronize()
-        return [int(token) for token in self._tokens[: self._count]]
+        tokens: list[int] = self._tokens[: self._count].tolist()
+        return tokens
+
+
+def _fill(array: np.ndarray, values: Any, size: int, rest: int = 0) -> None:
+    """Begin an array with `values`, and put `rest` from there to `size`."""
+    array[: len(values)], array[len(values) : size] = values, rest
 
 
 class FastPath:
@@ -170,7 +191,9 @@ class FastPath:
                 None if DecodeStep.unsupported(model.config) else DecodeStep(model.config, model.weights)
             )
         except cp.cuda.memory.OutOfMemoryError as error:
-            self.__dict__.clear()  # a notebook keeps the error, and with it this object
+            # A notebook keeps the error, and with it this object and what was half made when memory ran out.
+            self.__dict__.clear()
+            traceback.clear_frames(error.__traceback__)
             raise MemoryError(f"{_what_it_takes(model.config, config)} ({error})") from None
         self._seats: list[_Seat] = []
         self._ahead: _Result | None = None
@@ -186,14 +209,46 @@ class FastPath:
         """Forget the step that was started ahead, for another one comes: its tokens are drawn again."""
         self._ahead = None
 
-    # ---------------- decode
+    # ---------------- steps whose tokens are drawn on the device
 
-    def can_decode(self, batch: ScheduledBatch) -> bool:
-        """Whether a step is one token of each request, drawn without looking at its logits on the host."""
-        return batch.num_decodes == len(batch.requests) and all(
-            request.params.logprobs is None and not has_penalties(request.params)
-            for request in batch.requests
-        )
+    def can_draw(self, batch: ScheduledBatch) -> bool:
+        """Whether :meth:`draw` has room for a step, and nobody looks at its logits on the host."""
+        if len(batch.requests) > self._seats_most or batch.total_tokens > self._tokens_most:
+            return False
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            params = request.params
+            if params.logprobs is not None or has_penalties(params):
+                return False
+            if params.prompt_logprobs is not None and start < request.num_prompt_tokens:
+                return False
+        return True
+
+    def draw(self, batch: ScheduledBatch) -> list[int]:
+        """Compute a step, and draw the next token of each request that samples.
+
+        Parameters
+        ----------
+        batch : ScheduledBatch
+            Such that :meth:`can_draw` says yes.
+
+        Returns
+        -------
+        list of int
+            The drawn tokens, in the batch's order.
+        """
+        if batch.num_decodes == len(batch.requests):
+            return self.decode(batch)
+        drawing = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
+        greedy = all(request.params.greedy for request in drawing)
+        inputs = whole_batch(batch, self._block_size)
+        self.forward(inputs, [] if greedy else drawing)
+        if not drawing:
+            return []
+        seats = self.step_seats(len(batch.requests))
+        self._launch(("draw", seats, greedy), self._launch_draw, seats, greedy)
+        return self._fetch(len(drawing)).wait()
+
+    # ---------------- decode
 
     def decode(self, batch: ScheduledBatch) -> list[int]:
         """Compute one token of each request, and draw the next.
@@ -201,7 +256,7 @@ class FastPath:
         Parameters
         ----------
         batch : ScheduledBatch
-            Such that :meth:`can_decode` says yes.
+            One token of each request, such that :meth:`can_draw` says yes.
 
         Returns
         -------
@@ -259,29 +314,31 @@ class FastPath:
 
     def _seat(self, batch: ScheduledBatch) -> None:
         """Bring the requests' tokens, contexts and tables to the device."""
-        count = len(batch.requests)
-        size = self._size_of(count)
-        contexts = np.zeros(size, np.int32)
-        ids, steps = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        width = max(map(len, batch.block_tables))
-        tables = np.full((count, width), -1, np.int32)
-        self._seats = []
-        for row, (request, start, table) in enumerate(
-            zip(batch.requests, batch.starts, batch.block_tables, strict=True)
-        ):
-            ids[row], contexts[row] = request.token_ids[start], start + 1
-            steps[row] = request.num_output_tokens
-            tables[row, : len(table)] = table
-            self._seats.append(_Seat(request, start, len(table)))
+        requests, starts, count = batch.requests, batch.starts, len(batch.requests)
+        size, width = self._size_of(count), max(map(len, batch.block_tables))
+        s = self._seating.host()
+        ids = [request.token_ids[start] for request, start in zip(requests, starts, strict=True)]
+        _fill(s["ids"], ids, size)
+        _fill(s["contexts"], [start + 1 for start in starts], size)
+        self._greedy = all(request.params.greedy for request in requests)
+        self._fill_options(s, requests, size, self._greedy)
+        self._seating.send("seeds", size, self._stream)
         with self._stream:
-            for to, values in ((self._ids, ids), (self._contexts, contexts), (self._steps, steps)):
-                to[:size].set(values)
-            self._tables[:count, :width] = cp.asarray(tables)
-            self._greedy = all(request.params.greedy for request in batch.requests)
-            if not self._greedy:
-                options = sampling_arrays([request.params for request in batch.requests])
-                for to, values in zip(self._options, options, strict=True):
-                    to[:count] = values
+            self._tables[:count, :width] = cp.asarray(padded(batch.block_tables, width))
+        self._seats = [
+            _Seat(request, start, len(table))
+            for request, start, table in zip(requests, starts, batch.block_tables, strict=True)
+        ]
+
+    def _fill_options(
+        self, s: dict[str, np.ndarray], requests: Sequence[Request], size: int, greedy: bool
+    ) -> None:
+        """The numbers of the tokens that are drawn, and what they depend on besides."""
+        _fill(s["steps"], [request.num_output_tokens for request in requests], size)
+        if not greedy:
+            options = sampling_options([request.params for request in requests])
+            for name, values in zip(_OPTIONS, options, strict=True):
+                _fill(s[name], values, size)
 
     def _extend_tables(self, rows: list[int], batch: ScheduledBatch) -> None:
         """Bring the blocks to the device that requests have got since."""
@@ -306,11 +363,15 @@ class FastPath:
         persistent = count == 1 and self._persistent is not None
         launches = self._launch_persistent if persistent else self._launch_decode
         self._launch(("decode", size, self._greedy), launches, size, self._greedy)
+        for seat in self._seats:
+            seat.context += 1
+        return self._fetch(count)
+
+    def _fetch(self, count: int) -> _Result:
+        """Let the first `count` drawn tokens come to the host."""
         result = self._results[0]
         self._results.reverse()  # the other one may still be waited for
         result.fetch(self._chosen, count, self._stream)
-        for seat in self._seats:
-            seat.context += 1
         return result
 
     def _launch_persistent(self, size: int, greedy: bool) -> None:
@@ -331,12 +392,12 @@ class FastPath:
         """One decode step of `size` rows, up to the next step's inputs."""
         config, weights, eps = self._config, self._weights, self._config.rms_norm_eps
         do: DecodeProducts = products or (self._few if size <= self._few_rows else self._many)
-        some, dependent = slice(0, size), do.dependent
+        some = slice(0, size)
         residual, normed, qkv = self._residual[some], self._normed[some], self._qkv[some]
         attended, activated = self._attended[some], self._activated[some]
         norm = weights["layers.0.input_layernorm"]
         rows_.embed_norm(
-            *(self._ids[some], weights["embed_tokens"], norm, eps, residual, normed), dependent=dependent
+            *(self._ids[some], weights["embed_tokens"], norm, eps, residual, normed), dependent=True
         )
         for layer in range(config.num_hidden_layers):
             name = f"layers.{layer}"
@@ -346,25 +407,23 @@ class FastPath:
             attention.decode_attention(
                 *(qkv, keys, values, self._tables[some], self._contexts[some], weights["inv_freq"]),
                 *(config.head_dim**-0.5, attended, self._scratch[size]),
-                dependent=dependent,
+                dependent=True,
             )
             do.add(attended.reshape(size, -1), weights[f"{name}.o_proj"], residual)
             norm = weights[f"{name}.post_attention_layernorm"]
             do.gated(residual, norm, weights[f"{name}.gate_up"], activated)
             do.add(activated, weights[f"{name}.down_proj"], residual)
         do.of_norm(residual, weights["norm"], weights.lm_head, self._logits[some])
-        self._launch_end(some, greedy, dependent=dependent)
+        self._launch_end(some, greedy)
 
-    def _launch_end(self, some: slice, greedy: bool, chosen: bool = False, dependent: bool = False) -> None:
+    def _launch_end(self, some: slice, greedy: bool, chosen: bool = False) -> None:
         """Draw a token of each row's logits, where the largest one has not been `chosen` yet; prepare the next step."""
         logits, tokens, steps = self._logits[some], self._chosen[some], self._steps[some]
         if not greedy:
             temperature, top_k, top_p, min_p, seeds = (option[some] for option in self._options)
-            sample_rows(
-                *(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens), dependent=dependent
-            )
+            sample_rows(*(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens), dependent=True)
         elif not chosen:
-            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some], dependent=dependent)
+            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some], dependent=True)
         advance(tokens, self._ids[some], self._contexts[some], steps)
 
     # ---------------- all other steps
@@ -377,8 +436,15 @@ class FastPath:
             and inputs.ids.shape[0] <= self._tokens_most
         )
 
-    def forward(self, inputs: ModelInputs) -> Any:
+    def forward(self, inputs: ModelInputs, drawing: Sequence[Request] = ()) -> Any:
         """Compute a step's tokens, and write their keys and values to the cache.
+
+        Parameters
+        ----------
+        inputs : ModelInputs
+            On the host.
+        drawing : sequence of Request
+            The requests of ``inputs.logits_rows``, where their options are wanted on the device, too.
 
         Returns
         -------
@@ -386,31 +452,44 @@ class FastPath:
             Logits of ``inputs.logits_rows``; the next step writes over them.
         """
         self.drop()
-        tokens, requests, wanted = len(inputs.ids), len(inputs.counts), len(inputs.logits_rows)
-        size, seats = step_size(tokens, self._tokens_most), self.step_seats(max(requests, wanted))
-        longest = longest_size(max(inputs.counts), size)
-        with self._stream:
-            s = self._step
-            s["ids"][:tokens], s["positions"][:tokens] = inputs.ids, inputs.positions
-            s["slots"][:tokens] = inputs.slots
-            s["slots"][tokens:size] = -1
-            s["starts"][: requests + 1] = inputs.query_starts
-            s["starts"][requests + 1 : seats + 1] = tokens
-            s["lens"][:requests], s["lens"][requests:seats] = inputs.context_lens, 0
-            s["tables"][:requests, : inputs.block_tables.shape[1]] = inputs.block_tables
-            s["rows"][:wanted], s["rows"][wanted:seats] = inputs.logits_rows, 0
-        key = (size, seats, longest, wanted > 0)
+        key = self.step_key(inputs)
+        size, seats, _, blocks, _ = key
+        self._bring(inputs, drawing, size, seats, blocks)
         self._launch(("step", *key), self._launch_step, *key)
-        return self._logits[:wanted]
+        return self._logits[: len(inputs.logits_rows)]
+
+    def step_key(self, inputs: ModelInputs) -> tuple[int, int, int, int, bool]:
+        """What a step's recording depends on: the arguments of its launches."""
+        size = step_size(len(inputs.ids), self._tokens_most)
+        seats = self.step_seats(max(len(inputs.counts), len(inputs.logits_rows)))
+        blocks = table_size(inputs.block_tables.shape[1], self._width)
+        return size, seats, longest_size(max(inputs.counts), size), blocks, len(inputs.logits_rows) > 0
+
+    def _bring(
+        self, inputs: ModelInputs, drawing: Sequence[Request], size: int, seats: int, blocks: int
+    ) -> None:
+        """Copy a step's inputs to the device, and what pads them."""
+        s, tokens, requests = self._step.host(), len(inputs.ids), len(inputs.counts)
+        s["ids"][:tokens], s["positions"][:tokens] = inputs.ids, inputs.positions
+        _fill(s["slots"], inputs.slots, size, -1)
+        _fill(s["starts"], inputs.query_starts, seats + 1, tokens)
+        _fill(s["lens"], inputs.context_lens, seats)
+        _fill(s["rows"], inputs.logits_rows, seats)
+        tables = s["tables"][: requests * blocks].reshape(requests, blocks)
+        tables[:, : inputs.block_tables.shape[1]] = inputs.block_tables
+        if drawing:
+            self._fill_options(s, drawing, seats, greedy=False)
+        self._step.send("tables", requests * blocks, self._stream)
 
     def step_seats(self, requests: int) -> int:
         """The number of requests that a step is recorded for: few numbers, for one that is not there costs little."""
         most = self._seats_most
         return next(seats for seats in (1, min(_SOME_SEATS, most), most) if seats >= requests)
 
-    def _launch_step(self, size: int, seats: int, longest: int, heads: bool) -> None:
+    def _launch_step(self, size: int, seats: int, longest: int, blocks: int, heads: bool) -> None:
         """`size` tokens of up to `seats` requests of up to `longest` each, and up to `seats` rows of logits."""
-        config, weights, eps, s = self._config, self._weights, self._config.rms_norm_eps, self._step
+        config, weights, eps, s = self._config, self._weights, self._config.rms_norm_eps, self._step.device
+        tables = s["tables"][: seats * blocks].reshape(seats, blocks)
         b = self._buffers.step(config, size)
         some = slice(0, size)
         gate_up = b.gate_up.ravel().view(np.uint16)[: b.gate_up.size].reshape(b.gate_up.shape)
@@ -425,7 +504,7 @@ class FastPath:
             self._products(b.normed, weights[f"{name}.qkv"], b.qkv)
             rope_write(b.qkv, s["positions"][some], weights["inv_freq"], s["slots"][some], b.q, keys, values)
             prefill_attention.prefill_attention(
-                *(b.q, keys, values, s["tables"][:seats], s["starts"][: seats + 1], s["lens"][:seats]),
+                *(b.q, keys, values, tables, s["starts"][: seats + 1], s["lens"][:seats]),
                 *(longest, config.head_dim**-0.5, b.attended),
             )
             self._products(b.heads, weights[f"{name}.o_proj"], b.residual, accumulate=True)
@@ -440,6 +519,16 @@ class FastPath:
             gather_rows(b.residual, s["rows"][:seats], picked)
             rows_.norm_rows(picked, weights["norm"], eps, normed)
             self._products(normed, weights.lm_head, self._logits[:seats])
+
+    def _launch_draw(self, seats: int, greedy: bool) -> None:
+        """Draw a token of each of a step's rows of logits."""
+        logits, tokens = self._logits[:seats], self._chosen[:seats]
+        if greedy:
+            rows_.argmax_rows(logits, tokens, self._argmax_scratch[:seats])
+        else:
+            arrays = (self._step.device[name][:seats] for name in ("steps", *_OPTIONS))
+            steps, temperature, top_k, top_p, min_p, seeds = arrays
+            sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens)
 
     # ---------------- both
 
@@ -460,8 +549,13 @@ class FastPath:
         config, seats, tokens = self._config, self._seats_most, self._tokens_most
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         hidden, ffn, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-        self._ids, self._contexts, self._steps, self._chosen = (cp.zeros(seats, np.int32) for _ in range(4))
-        self._options = tuple(cp.zeros(seats, dtype) for dtype in SAMPLING_TYPES)
+        types = zip(("steps", *_OPTIONS), (np.int32, *SAMPLING_TYPES), strict=True)
+        drawing: dict[str, Any] = {name: (seats, dtype) for name, dtype in types}
+        self._seating = Staged({"ids": (seats, np.int32), "contexts": (seats, np.int32), **drawing})
+        names = ("ids", "contexts", "steps")
+        self._ids, self._contexts, self._steps = (self._seating.device[name] for name in names)
+        self._options = tuple(self._seating.device[name] for name in _OPTIONS)
+        self._chosen = cp.zeros(seats, np.int32)
         self._tables = cp.zeros((seats, self._width), np.int32)
         self._mirror_memory = cp.cuda.alloc_pinned_memory(self._tables.nbytes)
         mirror = np.frombuffer(self._mirror_memory, np.int32, self._tables.size)
@@ -473,7 +567,7 @@ class FastPath:
         self._activated = cp.empty((seats, ffn), np.uint16)
         self._logits = cp.empty((seats, vocab), np.float32)
         self._many = ManyRows(
-            *(self._products, config.rms_norm_eps, self._normed), cp.empty((seats, 2 * ffn), np.float32)
+            *(self._products, config.rms_norm_eps, self._normed), cp.empty((seats, 2 * ffn), np.uint16)
         )
         self._few_rows = few_rows(config, seats)
         self._few = FewRows(
@@ -484,15 +578,18 @@ class FastPath:
         self._results = [_Result(seats), _Result(seats)]
         self._buffers = Buffers()
         self._buffers.reserve(config, tokens, 1)
-        self._step = {
-            "ids": cp.zeros(tokens, np.int32),
-            "positions": cp.zeros(tokens, np.int32),
-            "slots": cp.zeros(tokens, np.int64),
-            "starts": cp.zeros(seats + 1, np.int32),
-            "lens": cp.zeros(seats, np.int32),
-            "tables": cp.zeros((seats, self._width), np.int32),
-            "rows": cp.zeros(seats, np.int32),
-        }
+        self._step = Staged(
+            {
+                "ids": (tokens, np.int32),
+                "positions": (tokens, np.int32),
+                "slots": (tokens, np.int64),
+                "starts": (seats + 1, np.int32),
+                "lens": (seats, np.int32),
+                "rows": (seats, np.int32),
+                **drawing,
+                "tables": (seats * self._width, np.int32),
+            }
+        )
 
 
 def _table_width(model: ModelConfig, config: EngineConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import ModelInputs, Piece, inputs_of, make_inputs, pieces_of
+from .batch import ModelInputs, Piece, host_inputs, inputs_of, make_inputs, pieces_of
 from .config import EngineConfig
 from .device import cp, is_gpu
 from .fast_path import FastPath, unsupported
@@ -102,7 +103,6 @@ class ModelRunner:
 
     def __init__(self, model: Model, parts: Parts, config: EngineConfig) -> None:
         self.model = model
-        self._pack: Any = parts.pack
         self._sampler = Sampler(parts)
         self._block_size = config.block_size
         self._max_rows = max(_MIN_ROWS, config.max_num_seqs)
@@ -115,12 +115,15 @@ class ModelRunner:
             self.kv_cache = KVCache(model.config, self.num_blocks, config.block_size)
             if self.fast is not None:
                 self.fast.use(self.kv_cache)
+        # The fast path brings the arrays to the device itself.
+        by_pack = functools.partial(make_inputs, pack=parts.pack)  # type: ignore[arg-type]
+        self._make_inputs = by_pack if self.fast is None else host_inputs
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Compute a batch's tokens and draw the next ones."""
-        if self.fast is not None and self.fast.can_decode(batch):
+        if self.fast is not None and self.fast.can_draw(batch):
             with _device_work():
-                ids = self.fast.decode(batch)
+                ids = self.fast.draw(batch)
             return StepResult(ids, [None] * len(ids), {})
         if self.fast is not None:
             self.fast.drop()
@@ -128,7 +131,7 @@ class ModelRunner:
         prompt_logprobs: dict[str, dict[int, dict[int, Logprob]]] = {}
         with _device_work():
             for piece in pieces_of(batch, self._max_rows):
-                inputs = inputs_of(batch, piece, self._block_size, self._pack)
+                inputs = inputs_of(batch, piece, self._block_size, self._make_inputs)
                 logits = self._forward(inputs)
                 sampling = self._take_prompt_logprobs(batch, piece, logits, prompt_logprobs)
                 requests = [batch.requests[index] for index, _ in sampling]
@@ -139,9 +142,11 @@ class ModelRunner:
         return StepResult([drawn[i][0] for i in order], [drawn[i][1] for i in order], prompt_logprobs)
 
     def _forward(self, inputs: ModelInputs) -> Any:
-        if self.fast is not None and self.fast.can_forward(inputs):
+        if self.fast is None:
+            return self.model.forward(inputs, self.kv_cache)
+        if self.fast.can_forward(inputs):
             return self.fast.forward(inputs)
-        return self.model.forward(inputs, self.kv_cache)
+        return self.model.forward(inputs.on_device(), self.kv_cache)
 
     def _measure(self, config: EngineConfig) -> int:
         """How many blocks fit into the device's share of memory."""

@@ -17,8 +17,9 @@ from .request import Request
 from .sampling_params import SamplingParams
 
 _SEED_MASK = 2**64 - 1
+_LARGEST_INT, _LARGEST_FLOAT = np.iinfo(np.int32).max, float(np.finfo(np.float32).max)
 SAMPLING_TYPES = (np.float32, np.int32, np.float32, np.float32, np.uint64)
-"""Of the arrays that :func:`sampling_arrays` returns."""
+"""Of the arrays that :func:`sampling_options` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,10 @@ def sample(logits: Any, params: Sequence[SamplingParams], steps: Any) -> Any:
     return sample_rows(logits, *sampling_arrays(params), steps, cp.empty(len(params), np.int32))
 
 
-def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, Any, Any]:
-    """The options of R requests, on the device, as :func:`~tinyvllm_ref.kernels.sampling.sample_rows` takes them.
+def sampling_options(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, Any, Any]:
+    """The options of R requests, on the host, as :func:`~tinyvllm_ref.kernels.sampling.sample_rows` takes them.
+
+    What is beyond a type's largest number, a top_k of 2^31 say, means just that.
 
     Returns
     -------
@@ -66,16 +69,23 @@ def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, An
     seeds : (R,) uint64
         0 for one without a seed.
     """
-    options = [(p.temperature, p.top_k, p.top_p, p.min_p, (p.seed or 0) & _SEED_MASK) for p in params]
-    columns = zip(*options, strict=True) if options else ((),) * len(SAMPLING_TYPES)
-    temperature, top_k, top_p, min_p, seeds = map(_on_device, columns, SAMPLING_TYPES)
+    return (
+        _float32([p.temperature for p in params]),
+        np.array([min(p.top_k, _LARGEST_INT) for p in params], np.int32),
+        _float32([p.top_p for p in params]),
+        _float32([p.min_p for p in params]),
+        np.array([(p.seed or 0) & _SEED_MASK for p in params], np.uint64),
+    )
+
+
+def sampling_arrays(params: Sequence[SamplingParams]) -> tuple[Any, Any, Any, Any, Any]:
+    """:func:`sampling_options`, on the device."""
+    temperature, top_k, top_p, min_p, seeds = map(cp.asarray, sampling_options(params))
     return temperature, top_k, top_p, min_p, seeds
 
 
-def _on_device(values: Sequence[float], dtype: Any) -> Any:
-    """An option of each request. What is beyond the type's largest number, a top_k of 2^31 say, means just that."""
-    largest = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else float(np.finfo(dtype).max)
-    return cp.asarray(np.array([min(value, largest) for value in values], dtype))
+def _float32(values: Sequence[float]) -> np.ndarray:
+    return np.minimum(np.array(values, np.float64), _LARGEST_FLOAT).astype(np.float32)
 
 
 class Sampler:
@@ -133,7 +143,7 @@ class Sampler:
             return
         entries = [cp.asarray(np.concatenate(parts).astype(np.int32)) for parts in (rows, tokens, counts)]
         options = [
-            _on_device([getattr(request.params, name) for request in requests], np.float32)
+            cp.asarray(_float32([getattr(request.params, name) for request in requests]))
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
         ]
         apply_penalties(logits, *entries, *options)
@@ -141,7 +151,7 @@ class Sampler:
 
 def has_penalties(params: SamplingParams) -> bool:
     """Whether any penalty of these options changes a logit."""
-    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+    return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
 
 
 def log_probabilities(logits: Any) -> np.ndarray:

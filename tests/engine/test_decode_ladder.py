@@ -224,7 +224,7 @@ def test_launches_are_counted_right(ladder, monkeypatch, context):
                     rung.name
                 )
                 seen.add(rung.number)
-        inputs = ladder.make_inputs([[1, 2, 3]], [0], [[0]], [2], 0, ladder.BLOCK_SIZE)
+        inputs = ladder.host_inputs([[1, 2, 3]], [0], [[0]], [2], 0, ladder.BLOCK_SIZE)
         counts = ladder.prefill_counts(model.config)
         assert launched(monkeypatch, lambda: made.fast.forward(inputs)) == counts.products + counts.small
     assert seen == {0, 1, 2, 3, 4, 5}

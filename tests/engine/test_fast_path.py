@@ -22,11 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import TINY, EngineConfig, GoldenModel, Parts, greedy, load, run, tiny_folder
 
-from tinyvllm_ref import LLM, capturable_blas, decode_graph, fast_path
+from tinyvllm_ref import LLM, capturable_blas, decode_graph, fast_path, staging
 from tinyvllm_ref.config import ConfigError
 from tinyvllm_ref.device import cp, is_gpu
 from tinyvllm_ref.engine import Engine
-from tinyvllm_ref.fast_path import decode_sizes, step_size, unsupported
+from tinyvllm_ref.fast_path import decode_sizes, step_size, table_size, unsupported
 from tinyvllm_ref.kernels.sampling import sample_specification
 from tinyvllm_ref.kv_cache import KVCache, OutOfCacheMemory
 from tinyvllm_ref.model_runner import all_logits
@@ -357,7 +357,7 @@ def graphs(monkeypatch):
 @emulated
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 37}, {"num_blocks": 12}, {"max_num_seqs": 1}],
+    [{}, {"max_num_batched_tokens": 37}, {"num_blocks": 12}, {"max_num_seqs": 1}, {"block_size": 1}],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "-",
 )
 def test_recorded_launches_depend_on_their_size_alone(model, clear, graphs, options):
@@ -374,7 +374,7 @@ def test_recorded_launches_depend_on_their_size_alone(model, clear, graphs, opti
         for number, (_, want) in enumerate(chosen):
             assert tokens_of(done[str(number)]) == [want[: 1 + (3 * number + turn) % LENGTH]], (turn, number)
     recordings = engine.runner.fast._recordings
-    assert {key[0] for key in recordings} == {"decode", "step"}
+    assert {key[0] for key in recordings} == {"decode", "step", "draw"}
     assert sum(graph.starts for graph in recordings.values()) > 2 * len(recordings)
     assert all(graph.calls for graph in recordings.values())
 
@@ -435,6 +435,161 @@ def test_another_cache_needs_other_recordings(model, clear, graphs):
     runner.kv_cache = KVCache(model.config, runner.num_blocks, 16)
     runner.fast.use(runner.kv_cache)
     assert tokens_of(run(engine, [(prompt, greedy(5))])[0]) == [want[:5]]
+
+
+# ---------------- steps with prompts
+@emulated
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 37}, {"num_blocks": 14}, {"max_num_seqs": 3}]
+)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_tokens_of_steps_with_prompts_are_drawn_on_the_device(model, clear, options, recorded, request):
+    """Greedy or by chance, beside decodes, chunks and prompts that are computed again: as the specification says."""
+    if recorded:
+        request.getfixturevalue("graphs")
+    engine, drawn = make(model, **options), []
+    engine.runner._sampler = None  # not asked
+    fast = engine.runner.fast
+    launch, draw = fast._launch, fast.draw
+
+    def draw_and_note(batch):
+        drawing = [one for one, samples in zip(batch.requests, batch.samples, strict=True) if samples]
+        numbers = [one.num_output_tokens for one in drawing]
+        fast._launch = functools.partial(launch_and_note, list(zip(drawing, numbers, strict=True)))
+        return draw(batch)
+
+    def launch_and_note(drawing, key, *args):
+        launch(key, *args)
+        if key[0] == "draw":
+            tokens = fast._chosen.get().tolist()
+            rows = fast._logits.get()
+            drawn.extend((*one, row, token) for one, row, token in zip(drawing, rows, tokens, strict=False))
+
+    fast.draw = draw_and_note
+    params = [
+        SamplingParams(
+            **{"max_tokens": 1 + 3 * n % 7, "ignore_eos": True, "seed": 2**63 + n},
+            **{"temperature": n % 3 * 0.7, "top_k": [0, 2**40, 5][n // 2 % 3]},
+            **{"top_p": [1, 0.8][n // 3 % 2], "min_p": n % 4 / 40},
+        )
+        for n in range(12)
+    ]
+    outputs = run(engine, [(prompt, one) for (prompt, _), one in zip(clear, params, strict=False)])
+    firsts = {}
+    for one, number, row, token in drawn:
+        options = one.params
+        *kept, seed = options.top_k, options.top_p, options.min_p, options.seed
+        assert token == sample_specification(row, options.temperature, *kept, seed, number)
+        assert token == one.output_token_ids[number]
+        simple = all_logits(model, model.parts, one.token_ids[: one.num_prompt_tokens + number])[-1]
+        assert np.abs(row - simple).max() < TOLERANCE
+        firsts[one.request_id] = firsts.get(one.request_id, False) or number == 0
+    assert all(firsts[str(number)] for number in range(12))
+    for output, (_, want), one in zip(outputs, clear, params, strict=False):
+        if one.greedy:
+            assert tokens_of(output) == [want[: one.max_tokens]]
+
+
+@emulated
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_step_with_prompts_is_one_copy_each_way_and_two_graphs(
+    model, clear, graphs, monkeypatch, temperature
+):
+    """Whatever the number of requests: what else is asked of the device, the card waits for."""
+    engine, copies = make(model, max_num_batched_tokens=80), []
+    fast, memcpy = engine.runner.fast, cp.cuda.runtime.memcpyAsync
+    params = SamplingParams(max_tokens=3, temperature=temperature, seed=1, ignore_eos=True)
+    short = [prompt for prompt, _ in clear if len(prompt) < 17][:4]
+
+    def steps():
+        """A prompt in three pieces, of which two draw nothing; then four prompts beside its decode."""
+        engine.add_request(Request("long", [9] * 200, params))
+        yield from (engine.step() for _ in range(3))
+        for number, prompt in enumerate(short):
+            engine.add_request(Request(str(number), prompt, params))
+        yield engine.step()
+
+    assert [len(outputs) for outputs in steps()] == [0, 0, 1, 5]  # all is recorded now
+    finish(engine)
+
+    def counting(to, source, size, kind, stream):
+        copies.append(kind)
+        memcpy(to, source, size, kind, stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cp.cuda.runtime, "memcpyAsync", counting)
+        patch.setattr(cp, "asarray", None)
+        for name in ("get", "set", "tolist", "fill", "copy", "__setitem__"):
+            patch.setattr(cp.ndarray, name, None)
+        before, seen = 0, []
+        for outputs in steps():
+            starts = sum(graph.starts for graph in fast._recordings.values())
+            seen.append((len(outputs), sorted(copies), starts - before))
+            before, copies = starts, []
+    to_device, to_host = 1, 2
+    drawing = [to_device, to_host]
+    assert [one[:2] for one in seen] == [(0, [to_device])] * 2 + [(1, drawing), (5, drawing)]
+    assert [started for *_, started in seen[1:]] == [1, 2, 2]
+    finish(engine)
+
+
+@emulated
+def test_requests_that_end_with_their_first_token(model, clear):
+    """By their length, or by a stop token; the others' decodes follow."""
+    watched = Watched(make(model))
+    for number, (prompt, want) in enumerate(clear[:8]):
+        stop = [want[0]] if number % 4 == 1 else None
+        params = greedy(1 if number % 4 == 0 else 5, stop_token_ids=stop)
+        watched.engine.add_request(Request(str(number), prompt, params))
+    done = finish(watched.engine)
+    for number, (_, want) in enumerate(clear[:8]):
+        (completion,) = done[str(number)].outputs
+        assert completion.token_ids == (want[:1] if number % 4 < 2 else want[:5])
+        reason = ("stop", want[0]) if number % 4 == 1 else ("length", None)
+        assert (completion.finish_reason, completion.stop_reason) == reason
+    assert watched.counts["decode"] == 4
+
+
+@emulated
+def test_inputs_of_a_step_wait_for_no_copy_but_their_own(monkeypatch):
+    """A card that copies as late as it may gets the arrays of every step, though the host waits for no step."""
+    queue, done, seen = [], [], []
+
+    def run_until(length):
+        while len(done) < length:
+            done.append(queue[len(done)])
+            done[-1]()
+
+    class Event:
+        def __init__(self, disable_timing):
+            self._length = 0
+
+        def record(self, stream):
+            self._length = len(queue)
+
+        def synchronize(self):
+            run_until(self._length)
+
+    memcpy = cp.cuda.runtime.memcpyAsync
+    runtime = SimpleNamespace(memcpyAsync=lambda *args: queue.append(functools.partial(memcpy, *args)))
+    cuda = SimpleNamespace(alloc_pinned_memory=cp.cuda.alloc_pinned_memory, Event=Event, runtime=runtime)
+    monkeypatch.setattr(staging, "cp", SimpleNamespace(zeros=cp.zeros, cuda=cuda))
+    staged = staging.Staged({"a": (3, np.int32), "b": (5, np.uint64), "c": (2, np.float32)})
+    stream = cp.cuda.Stream.null
+    for step in range(7):
+        arrays = staged.host()
+        # The copy of the step before the last is made, and nothing after it.
+        assert len(done) == max(0, 2 * (step - 1) - 1)
+        for name, array in arrays.items():
+            array[:] = 10 * step + len(name)
+        staged.send("b", 4, stream)
+        queue.append(
+            lambda: seen.append({name: array.get().tolist() for name, array in staged.device.items()})
+        )
+    run_until(len(queue))
+    for step, arrays in enumerate(seen):
+        assert arrays == {"a": [10 * step + 1] * 3, "b": [10 * step + 1] * 4 + [0], "c": [0.0] * 2}
+    assert len(seen) == 7
 
 
 # ---------------- the step that runs ahead
@@ -588,6 +743,21 @@ def test_an_abort_while_a_step_is_computed(model, clear, monkeypatch):
         [want[:count]] for (_, want), count in zip(short, (3, 6, 6), strict=True)
     ]
     assert watched.dropped == 1
+
+
+@emulated
+def test_a_step_ahead_does_not_outlive_one_with_a_prompt(model, clear):
+    """Its tokens would come to where those of the prompt's step come."""
+    watched = Watched(make(model))
+    watched.engine.add_request(Request("a", clear[0][0], greedy(LENGTH)))
+    for _ in range(3):
+        watched.engine.step()
+    assert watched.fast._ahead is not None
+    watched.engine.add_request(Request("b", clear[1][0], greedy(LENGTH)))
+    watched.engine.step()
+    assert watched.fast._ahead is None
+    done = finish(watched.engine)
+    assert [tokens_of(done[name]) for name in "ab"] == [[want] for _, want in clear[:2]]
 
 
 @emulated
@@ -998,6 +1168,15 @@ def test_sizes_of_other_steps(tokens, more):
     assert len({step_size(t, 2048) for t in range(1025, 2049)}) == 4
 
 
+@given(st.integers(1, 20_000), st.integers(0, 20_000))
+def test_sizes_of_block_tables(blocks, more):
+    most = blocks + more
+    size = table_size(blocks, most)
+    assert blocks <= size <= most
+    assert size <= max(64, 4 * blocks)
+    assert len({table_size(b, 8193) for b in range(1, 8194)}) == 5
+
+
 # ---------------- memory
 @contextmanager
 def without_collector():
@@ -1039,7 +1218,7 @@ def test_steps_allocate_nothing_that_stays(model, clear):
 
 
 @emulated
-@pytest.mark.parametrize("room", [0, 20_000, 200_000, 400_000])
+@pytest.mark.parametrize("room", [0, 20_000, 200_000, 390_000, 400_000, 410_000])
 def test_too_little_memory_is_an_error_that_says_what_to_lower(model, room):
     with without_collector() as pool:
         before = pool.used_bytes()

@@ -9,16 +9,28 @@ from models import GOLDEN, MODELS, SHARP, build, greedy, load, prompts_of, run
 from numpy_llama import forward
 
 from tinyvllm_ref.assembly import Parts
-from tinyvllm_ref.batch import make_inputs
+from tinyvllm_ref.batch import (
+    ModelInputs,
+    host_inputs,
+    inputs_of,
+    make_inputs,
+    padded,
+    pieces_of,
+    whole_batch,
+)
 from tinyvllm_ref.blas import linear_of
 from tinyvllm_ref.buffers import Buffers, plan_buffers
 from tinyvllm_ref.checkpoint.load import ALIGNMENT, load_weights
 from tinyvllm_ref.checkpoint.safetensors import TensorView
 from tinyvllm_ref.checkpoint.weights import CheckpointError, open_checkpoint, weight_plan
 from tinyvllm_ref.config import EngineConfig
+from tinyvllm_ref.device import cp
 from tinyvllm_ref.engine import Engine
 from tinyvllm_ref.kv_cache import KVCache
 from tinyvllm_ref.model_runner import all_logits, engine_checks
+from tinyvllm_ref.request import Request
+from tinyvllm_ref.sampling_params import SamplingParams
+from tinyvllm_ref.scheduler import ScheduledBatch
 
 # The largest difference from transformers (float32, with the weights as they are in the files) of the last position's
 # logits, relative to the largest of them. Of the engine's numbers that is what rounding weights and activations to
@@ -202,6 +214,63 @@ def test_inputs_of_a_ragged_batch():
         assert getattr(inputs, name).tolist() == numbers, name
         assert getattr(inputs, name).dtype == (np.int64 if name == "slots" else np.int32), name
     assert (inputs.num_decodes, inputs.counts, inputs.contexts) == (1, (1, 3, 2), (5, 3, 5))
+
+
+def test_inputs_on_the_host_are_those_on_the_device():
+    """Whatever the sequences, the block size, and how much longer than needed the tables are."""
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        count, block_size = int(rng.integers(1, 9)), int(rng.integers(1, 9))
+        starts = (rng.integers(0, 20, count) * rng.integers(0, 2)).tolist()
+        lengths = rng.integers(1, 12, count).tolist()
+        sequences = [rng.integers(0, 50, length).tolist() for length in lengths]
+        needed = [-(-(s + n) // block_size) for s, n in zip(starts, lengths, strict=True)]
+        tables = [rng.permutation(99)[: n + rng.integers(0, 3)].tolist() for n in needed]
+        rows = sorted(rng.permutation(sum(lengths))[: rng.integers(0, 4)].tolist())
+        arguments = sequences, starts, tables, rows, 0, block_size
+        host, device = host_inputs(*arguments), make_inputs(*arguments)
+        for name in (field.name for field in dataclasses.fields(ModelInputs)):
+            ours, theirs = getattr(host, name), getattr(device, name)
+            if name in ("num_decodes", "counts", "contexts"):
+                assert ours == theirs
+                continue
+            assert type(ours) is np.ndarray
+            assert isinstance(theirs, cp.ndarray)
+            assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist()), name
+            assert ours.flags.c_contiguous
+        # What they mean, token by token.
+        where = [(r, s + k) for r, (s, n) in enumerate(zip(starts, lengths, strict=True)) for k in range(n)]
+        assert host.positions.tolist() == [position for _, position in where]
+        slots = [tables[r][at // block_size] * block_size + at % block_size for r, at in where]
+        assert host.slots.tolist() == slots
+
+
+def test_tables_of_any_length_are_padded():
+    assert padded([[4], [2, 3, 9], []], 2).tolist() == [[4, -1], [2, 3], [-1, -1]]
+    assert padded([(4,), (2, 3)], 4).tolist() == [[4, -1, -1, -1], [2, 3, -1, -1]]
+    assert padded([[7, 8]], 1).tolist() == [[7]]
+
+
+def test_inputs_of_a_whole_batch_are_those_of_its_pieces():
+    """Where nobody wants more than the logits that are drawn from."""
+    params = SamplingParams(max_tokens=9)
+    requests = [Request(str(n), list(range(n, n + 12)), params) for n in range(4)]
+    requests[0].append(7)
+    batch = ScheduledBatch(
+        requests,
+        starts=[12, 0, 4, 0],
+        num_tokens=[1, 5, 8, 12],  # a decode, the beginning of a prompt, the end of one, a whole one
+        samples=[True, False, True, True],
+        block_tables=[[5, 6, 1, 0], [10, 11], [8, 9, 4], [7, 2, 3]],
+        num_decodes=1,
+        preempted=[],
+    )
+    (piece,) = pieces_of(batch, 256)
+    of_piece, whole = inputs_of(batch, piece, 4, host_inputs), whole_batch(batch, 4)
+    for field in dataclasses.fields(ModelInputs):
+        assert np.array_equal(getattr(of_piece, field.name), getattr(whole, field.name)), field.name
+    assert whole.logits_rows.tolist() == [0, 13, 25]
+    assert whole.ids[whole.logits_rows].tolist() == [7, 13, 14]
 
 
 def test_a_plan_shares_memory_in_time_only():

@@ -81,7 +81,7 @@ def _paste(file: str, headers: Mapping[str, str], seen: set[str]) -> Iterator[st
             yield "\n"
 
 
-def kernel(name: str, entry: str | None = None, **constants: int) -> Any:
+def kernel(name: str, entry: str | None = None, *, target: str = "", **constants: int) -> Any:
     """A kernel, ready to be launched; the same object at every call.
 
     Parameters
@@ -90,6 +90,8 @@ def kernel(name: str, entry: str | None = None, **constants: int) -> Any:
         The file, NAME.cu.
     entry : str, optional
         The ``__global__`` function in it; by default, `name`.
+    target : str
+        The compiler's target, where the device's own does not do: ``"sm_90a"`` has instructions that 9.0 alone has.
     **constants : int
         Numbers that the compiler is told: ``HEAD_DIM=64``.
 
@@ -98,12 +100,16 @@ def kernel(name: str, entry: str | None = None, **constants: int) -> Any:
     cupy.RawKernel
         It is compiled when it is called for the first time.
     """
-    return _kernel(name, entry or name, tuple(constants.items()), _headers.get())
+    return _kernel(name, entry or name, target, tuple(constants.items()), _headers.get())
 
 
 @functools.cache
-def _kernel(name: str, entry: str, constants: tuple[tuple[str, int], ...], headers: Headers) -> Any:
+def _kernel(
+    name: str, entry: str, target: str, constants: tuple[tuple[str, int], ...], headers: Headers
+) -> Any:
     options = tuple(f"-D{constant}={value}" for constant, value in constants)
+    if target:  # CuPy gives its own besides, and NVRTC takes the more special one
+        options += (f"-arch={target}",)
     return cp.RawKernel(text(name, headers), entry, options=options)
 
 
