@@ -220,11 +220,11 @@ class Engine:
         if seed is None:
             seed = mix_seed(self.config.seed, next(self._seeds))
         if params.n == 1:
-            request.params = dataclasses.replace(params, seed=seed)
+            request.params = params.with_seed(seed)
             return [request]
         requests: list[Request] = []
         for index in range(params.n):
-            own = dataclasses.replace(params, seed=mix_seed(seed, index) if index else seed, n=1)
+            own = params.with_seed(mix_seed(seed, index) if index else seed)
             name, parent = f"{request.request_id}#{index}", requests[0] if requests else None
             one = Request(name, request.token_ids, own, parent=parent)
             one.stop_tokens = request.stop_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,6 +102,13 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most probable token is taken and nothing is drawn."""
         return self.temperature == 0
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same for one completion with this seed. What was checked when these were made is not checked again."""
+        one = copy.copy(self)
+        object.__setattr__(one, "seed", seed)
+        object.__setattr__(one, "n", 1)
+        return one
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -124,3 +124,10 @@ def test_a_value_out_of_range_is_named(name, value, rule):
 def test_a_value_of_the_wrong_type_is_named(name, value):
     with pytest.raises(TypeError, match=f"SamplingParams: {name} is .* it must be"):
         SamplingParams(**{name: value})
+
+
+def test_one_completion_with_a_seed_of_its_own():
+    given = SamplingParams(n=3, seed=5, temperature=0.5, top_k=7, stop=["a"], max_tokens=4, ignore_eos=True)
+    one = given.with_seed(2**64 - 1)
+    assert one == dataclasses.replace(given, n=1, seed=2**64 - 1)
+    assert (given.n, given.seed) == (3, 5)
