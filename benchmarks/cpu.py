@@ -245,7 +245,7 @@ def report(results: dict[str, list[dict[str, Any]]], parts: dict[str, Any], load
     lines += [
         "",
         "Ratio: tokens/s in units of the engine's. "
-        + "; ".join(found[0]["what"] for found in results.values())
+        + "; ".join(dict.fromkeys(found[0]["what"] for found in results.values()))
         + ".",
         "",
         f"Time of a step by part ({parts['step'] * 1e3:.1f} ms, with clocks around each part; the rest is what lies"

@@ -324,7 +324,7 @@ check("08.6", cache_offset)
 # ========= Invalid __global__ read of size 4 bytes
 # =========     at smooth+0xc0 in bfc45240c5cc.cubin.cu:5
 # =========     by thread (0,0,0) in block (0,0,0)
-# =========     Access to 0x7efce87ffffc is out of bounds
+# =========     Access to 0x7fbee47ffffc is out of bounds
 # ```
 #
 # The same story as above: kind, line, thread, and an address instead of the array's name. These are the errors that each tool counted in this lesson's six faulty kernels

@@ -161,7 +161,7 @@ measure("11.2")
 # slow pairs it has seen the beginning of a turn. Let it read 100,000 tokens, and the slow pairs come to angles that
 # they never had. That goes wrong.
 #
-# - **"linear"** scaling divides all frequencies by a factor: position 100,000 looks as 10,000 did. But then
+# - **"linear"** scaling divides all frequencies by a factor: by 16, and position 100,000 looks as 6,250 did. But then
 #   neighbours are harder to tell apart, too.
 # - **"llama3"** leaves the fast pairs alone, which have seen it all, and divides the slow ones. To tell them apart it
 #   counts the turns that a pair made in the original context of $L$ tokens:

@@ -144,8 +144,8 @@ measure("16.2")
 # next: it never meets the first, and goes to 0. The second meets both: 1,024. The arena has 1,536 bytes instead of 2,560.
 #
 # The check does not ask for these very offsets. It asks that nothing alive overlaps, that offsets are round, and that the arena
-# stays within a budget a little above what is alive at the worst step. Any rule that achieves it is right. (It is a `design`
-# exercise: the reference's rule is one answer.)
+# stays within a budget a little above what is alive at the worst step. Any rule that achieves it is right: the
+# reference's is one answer.
 
 # %%
 # Exercise 16.3 - plan_buffers, the part

@@ -51,6 +51,28 @@ def test_doctor_says_what_grading_has(monkeypatch, tmp_path):
     assert said.advice == ""
 
 
+def test_doctor_counts_the_cache_while_another_process_compiles(monkeypatch, tmp_path):
+    from tinyvllm_ref import doctor
+
+    (tmp_path / "kept.so").write_bytes(bytes(2**20))
+    (tmp_path / "made.tmp").write_bytes(bytes(2**20))
+    entries = list(os.scandir(tmp_path))
+    (tmp_path / "made.tmp").unlink()  # renamed between the listing and the look at its size
+    monkeypatch.setattr(doctor.os, "scandir", lambda folder: entries)
+    assert "(1.0 MB of compiled kernels)" in doctor._caches().value
+
+
+def test_a_folder_that_is_given_as_a_name_is_pointed_out(monkeypatch, tmp_path):
+    from tinyvllm_ref.checkpoint.names import resolve
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"is given as \./mine\.$"):
+        resolve("mine")
+    assert resolve("./mine").samefile(tmp_path / "mine")
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [

@@ -38,7 +38,7 @@ class Settings:
     Attributes
     ----------
     model : str, PathLike or None
-        A folder, or a name that ``tinyvllm fetch`` knows.
+        ``tiny-stories``, a name that ``tinyvllm fetch`` knows, or a folder (``./NAME``).
     random : str or None
         Instead: a name of :data:`~tinyvllm_ref.random_model.PRESETS`.
     batches : tuple of int

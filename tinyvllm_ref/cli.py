@@ -24,7 +24,7 @@ app = typer.Typer(
     help="tinyvllm: an LLM inference engine to read, to use and to learn from.",
 )
 
-_A_MODEL = "A folder, or a name that `tinyvllm fetch` knows."
+_A_MODEL = "tiny-stories, a name that `tinyvllm fetch` knows, or a folder (./NAME)."
 Model = Annotated[str, typer.Option("--model", "-m", help=_A_MODEL)]
 # A command without a prompt takes its model as the first word as well; -m means the same in all of them.
 ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_A_MODEL, show_default=False)]
@@ -34,7 +34,9 @@ ModelOption = Annotated[
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same text; the default is a fixed one.")
+]
 Numbers = Annotated[list[str] | None, typer.Argument(help="Lessons, such as 06; all by default.")]
 Root = Annotated[
     Path | None, typer.Option(help="The folder that has solutions/ and lessons/.", show_default=False)
@@ -220,17 +222,24 @@ def run_solutions(
     check: Annotated[
         bool, typer.Option("--check", help="Execute nothing; fail where a notebook is out of step.")
     ] = False,
+    restyle: Annotated[
+        bool, typer.Option("--restyle", help="Execute nothing; put today's style sheet into saved outputs.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Notebooks at a time.")] = 2,
     root: Root = None,
 ) -> None:
     """Execute solutions/NN_topic.py into the notebook beside it."""
     with _plain_errors():
+        if check and restyle:
+            raise ValueError("--check and --restyle go one at a time")
         folder = _course_folder(root)
         from .course import build
 
         if check:
             build.check_solutions(folder, numbers or ())
             typer.echo("The solutions' notebooks are in step with their sources.")
+        elif restyle:
+            build.restyle(folder, numbers or (), say=typer.echo)
         else:
             build.run_solutions(folder, numbers or (), jobs=jobs, say=typer.echo)
 

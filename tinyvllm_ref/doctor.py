@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +136,10 @@ def _caches() -> Finding:
     from .emulation import cache
 
     folder = cache.folder()
-    size = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+    size = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # another process has just renamed what it compiled
+            size += entry.stat().st_size if entry.is_file() else 0
     temporary = "TemporaryDirectory" in str(folder) or "tinyvllm-kernels-" in str(folder)
     advice = "the cache folder can not be written to; set TINYVLLM_HOME to one that can" if temporary else ""
     return Finding("Caches", f"{folder} ({size / 2**20:.1f} MB of compiled kernels)", advice)

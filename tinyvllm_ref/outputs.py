@@ -39,7 +39,7 @@ class CompletionOutput:
     finish_reason : str or None
         ``"stop"`` (an end token, a stop token, a stop string), ``"length"``, ``"abort"``; None while it runs.
     stop_reason : int, str or None
-        The stop token or stop string.
+        The stop token or stop string of the options that ended it; None after one of the model's end tokens.
     logprobs : list of dict of int to Logprob, or None
         For each token: itself and the most probable ones, where they were asked for.
     cumulative_logprob : float or None

@@ -56,4 +56,6 @@ def resolve(model: str | os.PathLike[str]) -> Path:
             return folder
     places = "".join(f"\n  {folder}" for folder in candidates)
     advice = f"\n`{typed('tinyvllm')} fetch {text}` gets the models that it knows." if is_name else ""
+    if is_name and (Path.cwd() / text / "config.json").is_file():
+        advice = f"\nThe folder of that name here is given as ./{text}."
     raise FileNotFoundError(f"no model {text!r}: none of these folders has a config.json{places}{advice}")
