@@ -350,7 +350,10 @@ def _failure(raw: str, translation: Translation, options: tuple[str, ...]) -> Ex
 # ---------------- load
 
 # Calls into the runtime in which a thread may have to wait for others, or asks about them.
-_WAITING = ("emu_syncthreads", "emu_syncthreads_reduce", "emu_collective", "emu_yield", "emu_active_mask")
+_WAITING = (
+    *("emu_syncthreads", "emu_syncthreads_reduce", "emu_collective", "emu_yield", "emu_active_mask"),
+    *("emu_wait_phase", "emu_named_barrier"),
+)
 _PLAIN = b"EMU-PLAIN"  # behind the library's own bytes: no thread of its kernels waits
 
 

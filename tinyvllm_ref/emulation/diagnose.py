@@ -28,7 +28,7 @@ from .errors import (
 )
 from .memory import MemoryPointer
 
-_WRITE, _ATOMIC = 1, 2
+_WRITE, _ATOMIC, _COPIED = 1, 2, 16
 INTERRUPTED = 14  # kInterrupted of context.h: the person pressed Ctrl-C
 _NEAR = 1 << 30  # bytes; an address farther from every array than this is not an index gone wrong
 
@@ -360,7 +360,33 @@ def _uninitialized(launched: Launched, fault: Fault) -> KernelError:
     return UninitializedRead(message, kernel=launched.entry.name, array=array, index=index, site=site)
 
 
+def _race_with_copy(launched: Launched, fault: Fault) -> KernelError:
+    """One of the two is a copy that goes on after the thread that started it has gone on."""
+    site, other = _site(launched, fault), _other(launched, fault)
+    array, index = launched.element(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
+    if fault.other_access & _COPIED:
+        why = (
+            "a copy to it may still be on its way: this thread has not waited for the phase that ends with it"
+        )
+    else:
+        why = (
+            "a copy to it may come too early: the thread that starts it has not waited for those that use it"
+        )
+    message = (
+        f"kernel `{launched.entry.name}`: data race on {array}[{index}]: {why}\n"
+        f"  {_doing(fault.other_access)} by {_who(launched, other)}\n{_show(other)}\n"
+        f"  {_doing(fault.access)} by {_who(launched, site)}\n{_show(site)}"
+    )
+    return DataRace(message, kernel=launched.entry.name, array=array, index=index, site=site, other=other)
+
+
+def _doing(access: int) -> str:
+    return "copy started" if access & _COPIED else _verb(access)
+
+
 def _data_race(launched: Launched, fault: Fault) -> KernelError:
+    if (fault.access | fault.other_access) & _COPIED:
+        return _race_with_copy(launched, fault)
     site, other = _site(launched, fault), _other(launched, fault)
     array, index = launched.element(fault.address, fault.shared_slot, bool(fault.access & _WRITE))
     if site.block != other.block:
@@ -408,6 +434,10 @@ def _barrier(launched: Launched, fault: Fault) -> KernelError:
         what += "never come"
         if has_other:
             what += f"; {fault.other_count} thread(s) wait at __syncthreads()"
+    elif fault.problem == 6:
+        has_other = bool(fault.other_pc)
+        what = "threads wait for a phase that never ends, and no thread can go on: "
+        what += fault.text.decode(errors="replace")
     else:
         has_other = False
         what = (
@@ -455,6 +485,10 @@ def _fault(text: str) -> Callable[[Launched, Fault], KernelError]:
         return KernelFault(message, kernel=launched.entry.name, site=site)
 
     return make
+
+
+def _copy_refused(launched: Launched, fault: Fault) -> KernelError:
+    return _fault(fault.text.decode(errors="replace"))(launched, fault)
 
 
 def _misaligned(launched: Launched, fault: Fault) -> KernelError:
@@ -508,6 +542,7 @@ _MAKERS: dict[int, Callable[[Launched, Fault], Exception]] = {
     11: _misaligned,
     12: _slack_overwritten,
     13: _no_memory,
+    15: _copy_refused,
 }
 
 

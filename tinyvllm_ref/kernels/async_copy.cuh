@@ -3,12 +3,27 @@
 // A thread starts copies, commits those since its last commit as one group, and later waits until all but its N
 // newest groups have arrived; then a barrier lets the others see them. Both addresses are multiples of 16 bytes. From
 // compute capability 8.0 on these are the instructions cp.async; elsewhere the copy is done at once, and the wait is
-// nothing.
+// nothing. The emulation has copies that go on, too, where EMULATED_BULK_COPY is given to the compiler (bulk_copy.cuh).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define HAS_ASYNC_COPY 1
 #else
 #define HAS_ASYNC_COPY 0
 #endif
+
+#if !defined(__CUDA_ARCH__) && EMULATED_BULK_COPY
+// Not inlined: where they are called from is what the emulation's reports name.
+__device__ __noinline__ void copy16_async(void* shared, const void* global) {
+    emu_copy_piece(shared, global, 16, __builtin_return_address(0));
+}
+__device__ __noinline__ void copy16_async_or_zero(void* shared, const void* global, bool valid) {
+    emu_copy_piece(shared, valid ? global : nullptr, 16, __builtin_return_address(0));
+}
+__device__ __forceinline__ void commit_copies() { emu_commit_pieces(); }
+template <int NEWEST>
+__device__ __forceinline__ void wait_copies() {
+    emu_wait_pieces(NEWEST);
+}
+#else
 
 __device__ __forceinline__ void copy16_async(void* shared, const void* global) {
 #if HAS_ASYNC_COPY
@@ -47,3 +62,4 @@ __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(NEWEST) : "memory");
 #endif
 }
+#endif

@@ -1,5 +1,7 @@
 // Hopper's copy engine: one thread has kilobytes brought from global to shared memory, and a barrier in shared memory
-// (mbarrier) says when they have arrived. Card only, compute capability 9.0 and above: HAS_BULK_COPY says whether.
+// (mbarrier) says when they have arrived. There is one from compute capability 9.0 on: HAS_BULK_COPY says whether. The
+// emulation has one where EMULATED_BULK_COPY is given to the compiler: it finds what goes wrong on a card only now and
+// then, such as a read before the wait (emulation/runtime/copy_engine.cpp).
 //
 // A barrier goes through phases, numbered 0, 1, 0, 1, ...: a phase ends when the arrivals that were announced at its
 // start have been made and all bytes that were announced in it have come. wait_phase(barrier, p) returns once the
@@ -71,6 +73,43 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
         "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
+#elif !defined(__CUDA_ARCH__) && EMULATED_BULK_COPY
+#define HAS_BULK_COPY 1
+#define CALLED_FROM __builtin_return_address(0)
+
+typedef unsigned long long PhaseBarrier;
+
+// Not inlined: where they are called from is what the emulation's reports name.
+__device__ __noinline__ void start_phases(PhaseBarrier* barrier, unsigned arrivals) {
+    emu_start_phases(barrier, arrivals, CALLED_FROM);
+}
+__device__ __forceinline__ void show_barriers() { emu_show_barriers(); }
+__device__ __noinline__ void arrive(PhaseBarrier* barrier) { emu_arrive(barrier, 1, 0, CALLED_FROM); }
+__device__ __noinline__ void arrive(PhaseBarrier* barrier, unsigned times) { emu_arrive(barrier, times, 0, CALLED_FROM); }
+__device__ __noinline__ void arrive_with_copies(PhaseBarrier* barrier) { emu_arrive_with_pieces(barrier, CALLED_FROM); }
+__device__ __forceinline__ void before_bulk_copies() { emu_before_bulk_copies(); }
+__device__ __noinline__ void arrive_expecting(PhaseBarrier* barrier, unsigned bytes) {
+    emu_arrive(barrier, 1, bytes, CALLED_FROM);
+}
+__device__ __noinline__ void wait_phase(PhaseBarrier* barrier, unsigned phase) {
+    emu_wait_phase(barrier, phase, CALLED_FROM);
+}
+__device__ __forceinline__ unsigned long long read_once() { return 0ull; }
+__device__ __noinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, PhaseBarrier* barrier,
+                                       unsigned long long) {
+    emu_copy_bulk(shared, global, bytes, barrier, CALLED_FROM);
+}
+
+// bar.sync and bar.arrive: barriers of some of a block's threads.
+template <int NUMBER, int THREADS>
+__device__ __noinline__ void sync_threads() {
+    emu_named_barrier(NUMBER, THREADS, true, CALLED_FROM);
+}
+template <int NUMBER, int THREADS>
+__device__ __noinline__ void arrive_threads() {
+    emu_named_barrier(NUMBER, THREADS, false, CALLED_FROM);
+}
+#undef CALLED_FROM
 #else
 #define HAS_BULK_COPY 0
 #endif

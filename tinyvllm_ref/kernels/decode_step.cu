@@ -25,13 +25,17 @@
 // index; and scratch memory: exchange (EXCHANGE_WORDS,) 8-byte words, candidates (blocks, 2), meeting (2,) uint32: the
 // number of the next exchange, and the blocks that have ended, which are zero before and after.
 #define BLOCK_THREADS (32 * WARPS)
+// BLOCK_BARRIER is for all warps but the copying one. That waits at TABLE_BARRIER (sync) for the others, which go on
+// (arrive).
 #ifdef __CUDA_ARCH__
-#define BLOCK_BARRIER() asm volatile("bar.sync 1, %0;" ::"n"(BLOCK_THREADS) : "memory")  // not the copying warp
+#define BLOCK_BARRIER() asm volatile("bar.sync 1, %0;" ::"n"(BLOCK_THREADS) : "memory")
+#define TABLE_BARRIER(kind) asm volatile("bar." #kind " 2, %0;" ::"n"(BLOCK_THREADS + 32) : "memory")
+#elif EMULATED_BULK_COPY
+#define BLOCK_BARRIER() sync_threads<1, BLOCK_THREADS>()
+#define TABLE_BARRIER(kind) kind##_threads<2, BLOCK_THREADS + 32>()
 #else
 #define BLOCK_BARRIER() __syncthreads()
 #endif
-// The copying warp waits here (sync) for the others, which go on (arrive).
-#define TABLE_BARRIER(kind) asm volatile("bar." #kind " 2, %0;" ::"n"(BLOCK_THREADS + 32) : "memory")
 #include "argmax.cuh"
 #include "async_copy.cuh"
 #include "bulk_copy.cuh"
@@ -360,6 +364,8 @@ struct Word {
 __device__ __forceinline__ void hand_on(Word* to, unsigned bits, unsigned exchange) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(bits), "r"(exchange) : "memory");
+#elif HAS_BULK_COPY
+    __atomic_store_n((unsigned long long*)to, (unsigned long long)exchange << 32 | bits, __ATOMIC_RELAXED);
 #else
     *to = {bits, exchange};
 #endif
@@ -371,13 +377,18 @@ struct Words {
     __device__ __forceinline__ bool of(unsigned exchange) const { return a_exchange == exchange && b_exchange == exchange; }
 };
 
-__device__ __forceinline__ Words look(const Word* from) {
+__device__ __forceinline__ Words look(const Word* from, unsigned exchange) {
     Words words;
 #ifdef __CUDA_ARCH__
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words.a), "=r"(words.a_exchange), "=r"(words.b), "=r"(words.b_exchange)
                  : "l"(from)
                  : "memory");
+#elif HAS_BULK_COPY
+    unsigned long long word[2];
+    for (int k = 0; k < 2; k++) word[k] = __atomic_load_n((const unsigned long long*)from + k, __ATOMIC_RELAXED);
+    words = {(unsigned)word[0], (unsigned)(word[0] >> 32), (unsigned)word[1], (unsigned)(word[1] >> 32)};
+    if (!words.of(exchange)) __nanosleep(0);  // threads run in turn there, until they wait
 #else
     words = {from[0].bits, from[0].exchange, from[1].bits, from[1].exchange};
 #endif
@@ -385,8 +396,8 @@ __device__ __forceinline__ Words look(const Word* from) {
 }
 
 __device__ __forceinline__ Words look_until(const Word* from, unsigned exchange) {
-    Words words = look(from);
-    while (!words.of(exchange)) words = look(from);
+    Words words = look(from, exchange);
+    while (!words.of(exchange)) words = look(from, exchange);
     return words;
 }
 
@@ -395,7 +406,7 @@ __device__ __forceinline__ Words look_until(const Word* from, unsigned exchange)
 // read the same words, and asking for all at once makes them stand in each other's way (measured).
 template <int PAIRS>
 __device__ __forceinline__ void receive(const Word* from, int count, unsigned exchange, uint2 (&to)[PAIRS]) {
-#ifndef __CUDA_ARCH__
+#if !defined(__CUDA_ARCH__) && !HAS_BULK_COPY
     __syncthreads();  // blocks run one after the other there: what this one needs it wrote itself
 #endif
     unsigned missing = (1u << PAIRS) - 1u;
@@ -405,7 +416,7 @@ __device__ __forceinline__ void receive(const Word* from, int count, unsigned ex
             int word = 2 * (e * BLOCK_THREADS + threadIdx.x);
             if (!(missing >> e & 1u)) continue;
             if (word < count) {
-                Words words = look(from + word);
+                Words words = look(from + word, exchange);
                 if (!words.of(exchange)) continue;
                 to[e] = make_uint2(words.a, words.b);
             }
@@ -430,7 +441,7 @@ __device__ __forceinline__ void receive_packed(const Word* from, unsigned exchan
 
 // The products of a KV head: the queries of its group, its key and its value, (GROUP + 2, D) float32.
 __device__ __forceinline__ void receive_heads(const Word* qkv, int kv_head, unsigned exchange, float* to) {
-#ifndef __CUDA_ARCH__
+#if !defined(__CUDA_ARCH__) && !HAS_BULK_COPY
     __syncthreads();
 #endif
     for (int word = 2 * threadIdx.x; word < (GROUP + 2) * HEAD_DIM; word += 2 * BLOCK_THREADS) {
@@ -611,6 +622,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS + 32, 1)
         }
         show_barriers();
     }
+#ifndef __CUDA_ARCH__
+    // A stage's rows that there are not are multiplied, too, and nothing comes of them. Somebody must have written them
+    // where every access is checked.
+    for (int i = threadIdx.x; i < STAGES * STAGE_BYTES / 16; i += BLOCK_THREADS + 32)
+        ((uint4*)shared)[i] = make_uint4(0u, 0u, 0u, 0u);
+    before_bulk_copies();
+#endif
     __syncthreads();
     if (threadIdx.x >= BLOCK_THREADS) {  // the copying warp
         bring_all(ring, weights, layers, vocab, cache, layer_stride, context, tables);

@@ -16,6 +16,8 @@ PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
 _WARPS, _STAGES, _LEAST_STAGES = 8, 6, 2  # of the ring: as many as there is memory for
 _MAX_SHARED_PER_BLOCK = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _MIN_CAPABILITY = 90
+# Whether the emulation takes the path of cards, with a copying warp, as some tests do; without is faster there.
+_EMULATED_COPIES = False
 _MOST_SPLITS = 16  # blocks that share the keys of a head: MANY_SPLITS of decode_step.cu
 
 _contract = Contract(
@@ -81,6 +83,7 @@ class DecodeStep:
         self._matrices = _addresses([*matrices, weights.lm_head])
         self._norms = _addresses([*norms, weights["norm"]])
         self._blocks = blocks or _default_blocks()
+        self._copies = _has_copying_warp()
         self._warps, self._stages, self._shared = _layout(config, self._blocks)
         heads, dim = config.num_attention_heads, config.head_dim
         words = config.q_size + 2 * config.kv_size + config.q_size // 2 + 2 * config.hidden_size
@@ -161,6 +164,7 @@ class DecodeStep:
             BLOCK_SIZE=sizes["BS"],
             WARPS=self._warps,
             STAGES=self._stages,
+            EMULATED_BULK_COPY=int(self._copies and not is_gpu),
         )
         shared = self._shared
         if compiled.max_dynamic_shared_size_bytes < shared:
@@ -176,7 +180,7 @@ class DecodeStep:
             ),
             *(Float(config.rms_norm_eps), Float(config.head_dim**-0.5)),
         )
-        block = 32 * (self._warps + is_gpu)  # on a card one warp does nothing but copy
+        block = 32 * (self._warps + self._copies)
         compiled((self._blocks,), (block,), args, shared_mem=shared)
         return chosen
 
@@ -200,13 +204,13 @@ def _layout(config: ModelConfig, blocks: int) -> tuple[int, int, int]:
     That is the ring, work memory, sums, the block's rows of the stream, reductions; and some statically.
     """
     widths = (config.hidden_size, config.q_size, config.intermediate_size)
-    warps = _WARPS if is_gpu else max(map(pieces_of, widths))
+    warps = _WARPS if _has_copying_warp() else max(map(pieces_of, widths))
     group = config.num_attention_heads // config.num_key_value_heads
     attention_work = ceil_div(attention.attention_floats(warps, group, config.head_dim), 4) * 4
     work = max(attention_work + (group + 2) * config.head_dim, max(widths) // 2)
     own = (config.hidden_size // blocks + 4) // 4 * 4
     rest = 4 * (work + _sums(config, blocks) + own + 4 * warps)
-    if not is_gpu:
+    if not _has_copying_warp():
         return warps, 1, rest
     stage = max(
         4 * max(warps // pieces_of(width) * width for width in widths),
@@ -214,6 +218,11 @@ def _layout(config: ModelConfig, blocks: int) -> tuple[int, int, int]:
     )
     stages = max(_LEAST_STAGES, min(_STAGES, (_shared_limit() - rest) // stage))
     return warps, stages, stages * stage + rest
+
+
+def _has_copying_warp() -> bool:
+    """Whether one more warp of a block does nothing but copy."""
+    return is_gpu or _EMULATED_COPIES
 
 
 def _addresses(arrays: list[Any]) -> Any:

@@ -105,11 +105,19 @@ __device__ __forceinline__ void bring(const Matrix& matrix, const Ring& ring, Ph
     if (lane < TILE && matrix.has_row(tile, lane)) copy_bulk(to, matrix.row(tile, lane), bytes, full + ring.stage, read_once());
 }
 
-// Columns that there are not are zeros, for good.
-__device__ __forceinline__ void clear_ends(unsigned char* stages, int columns) {
-    int pieces = (DEPTH - columns) / 8;
+// Columns that there are not are zeros, for good. Rows that there are not may be anything: what comes of them is not
+// written. Where every access is checked they are zeros, too, for somebody must have written what is read.
+__device__ __forceinline__ void clear_ends(unsigned char* stages, const Matrix& matrix) {
+    int columns = matrix.columns, pieces = (DEPTH - columns) / 8;
     for (int i = threadIdx.x; i < STAGES * TILE * pieces; i += BLOCK_THREADS)
         *(uint4*)(stages + i / pieces * PITCH + 2 * columns + i % pieces * 16) = make_uint4(0u, 0u, 0u, 0u);
+#ifndef __CUDA_ARCH__
+    pieces = columns / 8;
+    for (int i = threadIdx.x; i < STAGES * TILE * pieces; i += BLOCK_THREADS)
+        if (!matrix.has_row(matrix.first + matrix.count - 1, i / pieces % TILE))
+            *(uint4*)(stages + i / pieces * PITCH + i % pieces * 16) = make_uint4(0u, 0u, 0u, 0u);
+    before_bulk_copies();
+#endif
 }
 #else
 // A warp's columns of a tile, as one group of copies; an empty one after the last tile.
@@ -376,7 +384,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK_THREADS, BLOCKS_BES
         for (int s = 0; s < STAGES; s++) start_phases(full + s, 1);
         show_barriers();
     }
-    clear_ends(shared, matrix.columns);
+    clear_ends(shared, matrix);
     __syncthreads();
 #define BRING(t) bring(matrix, further, full, t)
 #else

@@ -32,6 +32,8 @@ _MOST_WARPS = 8 if is_gpu else 2  # fibers are slow
 # other waits behind what is on its way.
 _STAGES = 2
 _EMULATED_BLOCKS = 3
+# Whether the emulation takes the path of cards that have a copy engine, as some tests do, or that of others.
+_EMULATED_COPIES = False
 _MAX_SHARED_PER_BLOCK = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _STATIC_BYTES = 2048  # more than the kernel lays out itself
 _MOST_FOUND = 16 << 10  # bytes of sums that a block keeps for others of its cluster
@@ -271,6 +273,7 @@ def _launch(contract: Contract, job: _Job, scratch: SkinnyScratch | None, depend
         ADD=int(job.add),
         SPLIT=shape.splits,
         CLUSTER=int(shape.cluster),
+        EMULATED_BULK_COPY=int(_EMULATED_COPIES),
     )
     if made.max_dynamic_shared_size_bytes < shape.shared:
         made.max_dynamic_shared_size_bytes = shape.shared

@@ -320,6 +320,140 @@ def test_long_contexts(where: str, name: str, contexts: tuple[int, ...], block_s
             _check_cache(ours, theirs, context, context - 1)
 
 
+# ---------------- the path of cards, in the emulation: a copying warp and the copy engine's ring
+@pytest.fixture
+def copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EMULATED_COPIES", True)
+
+
+IN_EMULATION = pytest.mark.skipif(is_gpu, reason="the emulation is not used on a card")
+
+
+@IN_EMULATION
+@pytest.mark.parametrize(
+    ("name", "tokens", "block_size", "stages"),
+    [
+        ("group 3", 4, 16, 6),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in (
+                *(
+                    ("least", 5, 1, 6),
+                    ("group 1", 35, 16, 3),
+                    ("group 4, F in 2", 9, 3, 2),
+                    ("group 8", 17, 1, 4),
+                ),
+                *(("H in 2", 3, 2, 3), ("q in 2", 3, 1, 2), ("H and F in 4", 5, 2, 2), ("F in 8", 9, 16, 2)),
+                ("tiny-stories", 40, 16, 6),
+            )
+        ),
+    ],
+)
+def test_with_a_copying_warp(
+    name: str, tokens: int, block_size: int, stages: int, copy_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STAGES", stages)
+    with warnings.catch_warnings(), _fast():
+        warnings.simplefilter("error")
+        _decode(name, tokens, block_size)
+
+
+@IN_EMULATION
+@pytest.mark.parametrize(
+    ("name", "warps"),
+    [pytest.param("least", 8, marks=pytest.mark.slow), ("small", 8), ("small, H in 2", 2)],
+)
+def test_with_a_copying_warp_and_every_access_checked(
+    name: str, warps: int, copy_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_WARPS", warps)
+    with warnings.catch_warnings(), cp.checks("full"):
+        warnings.simplefilter("error")
+        _decode(name, 3, 2)
+
+
+@IN_EMULATION
+@pytest.mark.parametrize(
+    ("name", "contexts", "block_size"),
+    [
+        ("group 3", (FEW + 1, SOME + 1), 16),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in CONTEXTS),
+    ],
+)
+def test_long_contexts_with_a_copying_warp(
+    name: str, contexts: tuple[int, ...], block_size: int, copy_engine: None
+) -> None:
+    test_long_contexts("here", name, contexts, block_size)
+
+
+TAKE = "wait_phase(ring.full + ring.stage, ring.phase);\n"
+GIVE = "if (threadIdx.x % 32 == 0) arrive(ring.empty + ring.stage);\n"
+GIVE_KEYS = "if (IS_FIRST_LANE) arrive(ring.empty + ring.stage);\n"
+ANNOUNCED = "min(step, share.rows - r) * (2 * WIDTH)"
+# A line of the kernel, what takes its place, and what the checks say of it.
+WRONG = [
+    (f"        {TAKE}        const", "        const", "DataRace", "a copy to it may still be on its way"),
+    ("        wait_phase(ring.empty + ring.stage, ring.phase ^ 1u);\n", "", "DataRace", "may come too early"),
+    ("        if (layer == 0) TABLE_BARRIER(sync);\n", "", "DataRace", r"data race on table\[0\]"),
+    (
+        "apart ? 2 * bytes : bytes",
+        "bytes",
+        "KernelFault",
+        r"640 bytes come to full\[\d\], which has been told of 0",
+    ),
+]
+MORE_WRONG = [
+    (f"            {TAKE}", "", "DataRace", r"copy16_async_or_zero\(to"),
+    (f"__syncwarp();\n        {GIVE}", GIVE, "DataRace", "may come too early"),
+    (
+        f"__syncwarp();\n            {GIVE_KEYS}",
+        GIVE_KEYS,
+        "DataRace",
+        "two threads use it|may come too early",
+    ),
+    (
+        "            arrive(full, 31);\n",
+        "",
+        "BarrierDivergence",
+        r"for full\[0\], which lacks 31 of 32 arrivals",
+    ),
+    (ANNOUNCED, "step * (2 * WIDTH)", "OutOfBounds", "reach past its end"),
+    (
+        "            arrive_with_copies(ring.full + ring.stage);\n",
+        "",
+        "BarrierDivergence",
+        "lacks 32 of 32 arrivals",
+    ),
+    ("        show_barriers();\n", "", "KernelFault", "show_barriers has not shown"),
+    (
+        "            before_bulk_copies();  // keys may",
+        "            // keys may",
+        "KernelFault",
+        "nobody who knew of it",
+    ),
+    ("    BLOCK_BARRIER();\n    if (!*flag) return;\n", "    if (!*flag) return;\n", "DataRace", "shared"),
+]
+
+
+@IN_EMULATION
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "says"),
+    [*WRONG, *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in MORE_WRONG)],
+)
+def test_a_copying_warp_that_is_wrong(old: str, new: str, kind: str, says: str, copy_engine: None) -> None:
+    text = source.read("decode_step.cu")
+    assert text.count(old) == 1, old
+    steps = Steps("small", 3, 2)
+    steps.step = source.with_headers(steps.step, {"decode_step.cu": text.replace(old, new)})
+
+    def run() -> None:
+        for context in (1, 2, 3):
+            steps(5, context)
+
+    with cp.checks("full"), pytest.raises(getattr(cp, kind), match=says):
+        run()
+
+
 # ---------------- the token that is chosen
 @pytest.mark.parametrize("where", [HERE, CARD])
 @pytest.mark.parametrize("name", ["group 1", "H in 2"])

@@ -151,6 +151,100 @@ def test_with_blocks_of_several_warps(case: Case, mode: str, blocks_of_a_card: N
         assert case.wrong() == {}
 
 
+# ---------------- the path of cards that have a copy engine, in the emulation
+@pytest.fixture
+def copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skinny, "_EMULATED_COPIES", True)
+
+
+def copied_cases() -> Iterator[Any]:
+    """Tiles that lack rows or columns, rings that go round, blocks that share columns; and a block's most warps."""
+    for rows, outputs, columns, warps in (
+        *(
+            (3, 7, 64, 2),
+            (8, 25, 72, 2),
+            (5, 50, 320, 2),
+            (3, 10, 2056, 2),
+            (8, 21, 576, 8),
+            (9, 14, 2184, 8),
+        ),
+        *((1, 1, 8, 2), (17, 12, 136, 2), (17, 9, 1032, 8), (6, 13, 2048, 8)),
+    ):
+        for gate, mode in itertools.product((False, True), ("fast", "full")):
+            norm = gate and not unsupported(rows, columns, norm=True)
+            case = _case(rows, outputs, columns, norm=norm, gate=gate, add=not gate)
+            quick = gate == (mode == "full") and (rows, outputs) not in ((1, 1), (17, 12), (17, 9), (6, 13))
+            marks = [] if quick else [pytest.mark.slow]
+            yield pytest.param(case, warps, mode, id=f"{case.name}, {warps} warps, {mode}", marks=marks)
+
+
+@in_emulation
+@pytest.mark.parametrize(("case", "warps", "mode"), list(copied_cases()))
+def test_with_a_copy_engine(
+    case: Case, warps: int, mode: str, copy_engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skinny, "_MOST_WARPS", warps)
+    with checked(mode):
+        assert case.wrong() == {}
+
+
+def _gate_up_with(*changes: tuple[str, str], outputs: int) -> np.ndarray:
+    """A product by the kernel with other lines in it."""
+    text = source.read("skinny_linear.cu")
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    rng, launch = random("skinny wrong"), source.with_headers(skinny_gate_up, {"skinny_linear.cu": text})
+    x, w = cp.asarray(bits(rng, 3, 136)), cp.asarray(bits(rng, 2 * outputs, 136))
+    return np.asarray(cp.asnumpy(launch(x, w, poisoned_bf16(3, outputs))))
+
+
+@in_emulation
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4, 31, 32])
+def test_a_read_past_the_end_of_w(outputs: int, copy_engine: None) -> None:
+    """There was one, which only a card met: a tile has four gates and four ups, and the last may lack some of each."""
+    rows = "unsigned rows = GATE ? TILE : min(TILE, matrix.outputs - tile * TILE);"
+    announced = "    if (lane == 0) arrive_expecting(full + ring.stage, matrix.rows_of(tile) * bytes);\n"
+    as_it_was = (
+        (announced, rows + announced.replace("matrix.rows_of(tile)", "rows")),
+        ("lane < TILE && matrix.has_row(tile, lane)", "lane < rows"),
+    )
+    for mode in ("fast", "full"):
+        with checked(mode):
+            if outputs % 4 == 0:
+                _gate_up_with(*as_it_was, outputs=outputs)
+                continue
+            with pytest.raises(cp.OutOfBounds, match=r"w\[\d+\] was read; w has") as caught:
+                _gate_up_with(*as_it_was, outputs=outputs)
+        assert (caught.value.array, caught.value.index) == ("w", 2 * outputs * 136)
+        assert "copy_bulk(to, matrix.row(tile, lane)" in caught.value.source_line
+
+
+WAIT = "        wait_phase(full + ring.stage, ring.phase);\n"
+REFILL = "        __syncthreads();\n        BRING(t + STAGES);\n"
+
+
+@in_emulation
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "says"),
+    [
+        (WAIT, "", "DataRace", "a copy to it may still be on its way"),
+        (WAIT, WAIT.replace("wait", "if (threadIdx.x % 32) wait"), "DataRace", "may still be on its way"),
+        (REFILL, "        BRING(t + STAGES);\n        __syncthreads();\n", "DataRace", "may come too early"),
+        (
+            "matrix.rows_of(tile) * bytes",
+            "TILE * bytes",
+            "BarrierDivergence",
+            "lacks 0 of 1 arrivals and 544 by",
+        ),
+        ("        show_barriers();\n", "", "KernelFault", "show_barriers has not shown"),
+    ],
+)
+def test_copies_that_are_wrong(old: str, new: str, kind: str, says: str, copy_engine: None) -> None:
+    with checked("full"), pytest.raises(getattr(cp, kind), match=says):
+        _gate_up_with((old, new), outputs=31)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not is_gpu, reason="no NVIDIA GPU")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

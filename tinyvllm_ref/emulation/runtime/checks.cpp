@@ -3,6 +3,7 @@
 // A kernel compiled with -fsanitize=thread calls __tsan_readN / __tsan_writeN with the address of each access.
 // The functions here stand in for the sanitizer's own runtime: they find the array, its bounds, whether the
 // bytes were ever written, and which thread used them last, and they count bytes, sectors and bank conflicts.
+#include "clocks.h"
 #include "context.h"
 
 #include <stdio.h>
@@ -15,14 +16,18 @@ struct Cell {
     uint32_t write_stamp, write_pc;
     uint32_t read_stamp, read_pc, read2_pc;
     uint32_t write_epoch, read_epoch, read2_epoch;  // __syncwarps of that thread's warp so far
+    uint32_t write_tick, read_tick, read2_tick;     // of that thread (clocks.h); of a copy the phase that waits for it
     uint32_t far_stamp, far_pc;           // the last read by an earlier block
     uint16_t write_thread;
     uint16_t read_thread, read2_thread;   // the last reader in read_stamp's stretch, and another one before it
     uint16_t far_thread;
-    uint8_t far_atomic;
     uint8_t write_bytes, read_bytes;      // bit b: byte b of the granule
-    uint8_t write_atomic, read_atomic;
+    uint8_t far_atomic : 1, write_atomic : 1, read_atomic : 1;
 };
+static_assert(sizeof(Cell) == 64, "a line of the processor's cache");
+
+// Part of every access, and of copies besides: a call of its own would cost a tenth of the time.
+#define EMU_HOT inline __attribute__((always_inline))
 
 namespace {
 
@@ -67,6 +72,9 @@ struct State {
     bool acquired[kMaxThreads];      // by this thread itself
     bool fenced[kMaxThreads];     // since its last atomic operation this thread passed a __threadfence
     Array<BlockClock> blocks;
+    uint16_t copier[kMaxPhases];     // by barrier, the thread that started the last copy
+    uint32_t shown_stamp;            // the last stretch in which a thread called before_bulk_copies
+    uint32_t shown[kMaxThreads];     // in it, by thread: the last tick whose stores it made seen by the copy engine
     Pending pending;
     Fault unwritten;              // kind 0: none
     Counters counters;
@@ -120,7 +128,7 @@ bool between(const void* p, const void* lo, const void* hi) {
 }
 
 // False where the address is none of ours: the thread's own stack, arguments, constants.
-bool locate(Worker* w, const char* p, size_t bytes, uint32_t access, const void* pc, Place* place) {
+EMU_HOT bool locate(Worker* w, const char* p, size_t bytes, uint32_t access, const void* pc, Place* place) {
     if (in_heap(p)) {
         Allocation* a = find(p);
         if (!a || p < a->base || size_t(p - a->base) + bytes > a->size) stop(kOutOfBounds, pc, p, bytes, access, -1);
@@ -154,7 +162,7 @@ void make_written(Worker* w, Allocation& a) {
 
 // A read of what nothing has written is not reported at once: if another thread writes there before the next
 // barrier, then it is the barrier that is missing, and the write will be found to race with this read.
-void check_written(Worker* w, const Place& place, const char* p, size_t bytes, uint32_t access, const void* pc) {
+EMU_HOT void check_written(Worker* w, const Place& place, const char* p, size_t bytes, uint32_t access, const void* pc) {
     Allocation& a = *place.array;
     if (a.initialized) return;
     if (!a.written) make_written(w, a);
@@ -211,9 +219,10 @@ bool is_published(const BlockClock& clock, uint32_t stamp, uint16_t thread) {
 
 bool sees_published(Worker* w) { return state.block_acquired || state.acquired[w->current]; }
 
-// Is an earlier use at (stamp, thread, epoch) ordered before what the current thread does now?
-bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint32_t epoch, bool shared) {
+// Is an earlier use at (stamp, thread, epoch, tick) ordered before what the current thread does now?
+bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint32_t epoch, uint32_t tick, bool shared) {
     if (stamp < state.launch_stamp) return true;
+    if (thread >= kCopies) return stamp < state.block_stamp || clocks_know_copies(w, thread - kCopies, tick);
     if (stamp < state.block_stamp) {  // another block of this launch
         if (shared) return true;
         return sees_published(w) && is_published(state.blocks[block_of(stamp)], stamp, thread);
@@ -221,6 +230,7 @@ bool ordered(Worker* w, uint32_t stamp, uint16_t thread, uint32_t epoch, bool sh
     if (stamp != state.stamp || thread == w->current) return true;  // a barrier lies between, or it was ourselves
     int warp = thread / 32;
     if (warp == w->current / 32 && epoch != w->warp[warp].sync_epoch) return true;
+    if (clocks_know(w, thread, tick)) return true;
     return state.acquired[w->current] && is_published(state.blocks.back(), stamp, thread);
 }
 
@@ -238,9 +248,9 @@ void race(Worker* w, const Access& now, int slot, uint32_t other_pc, uint16_t ot
     f.thread = uint32_t(w->current);
     f.block = w->block_number;
     f.other_pc = pc64(other_pc);
-    f.other_thread = other_thread;
+    f.other_thread = other_thread < kCopies ? other_thread : state.copier[other_thread - kCopies];
     f.other_block = block_of(other_stamp);
-    f.other_access = other_access;
+    f.other_access = other_access | (other_thread < kCopies ? 0 : uint32_t(kCopied));
     if (!defer) {
         w->fault = f;
         fail(kDataRace);
@@ -253,7 +263,7 @@ void race(Worker* w, const Access& now, int slot, uint32_t other_pc, uint16_t ot
     memcpy(pending.before, now.address, pending.bytes);
 }
 
-void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
+EMU_HOT void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
     uint16_t me = uint16_t(w->current);
     uint32_t epoch = w->warp[me / 32].sync_epoch;
     if (c.read_stamp != state.stamp) {
@@ -273,34 +283,38 @@ void note_read(Worker* w, Cell& c, const Access& now, uint8_t bytes) {
         if (!keep) {
             c.read2_thread = c.read_thread;
             c.read2_epoch = c.read_epoch;
+            c.read2_tick = c.read_tick;
             c.read2_pc = c.read_pc;
         }
     }
     c.read_thread = me;
     c.read_epoch = epoch;
+    c.read_tick = clocks_tick(me);
     c.read_pc = pc32(now.pc);
     c.read_bytes |= bytes;
     if (!(now.flags & (kAtomic | kVolatile))) c.read_atomic = 0;
 }
 
-void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) {
+EMU_HOT void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) {
     bool shared = slot >= 0, atomic = now.flags & (kAtomic | kVolatile);
     if (c.write_stamp && (c.write_bytes & bytes) && !(atomic && c.write_atomic) &&
-        !ordered(w, c.write_stamp, c.write_thread, c.write_epoch, shared)) {
+        !ordered(w, c.write_stamp, c.write_thread, c.write_epoch, c.write_tick, shared)) {
         uint32_t other = c.write_atomic ? uint32_t(kWrite | kAtomic) : uint32_t(kWrite);
-        race(w, now, slot, c.write_pc, c.write_thread, c.write_stamp, other, (now.flags & kWrite) && !atomic);
+        bool store = (now.flags & kWrite) && !atomic, copy = (now.flags & kCopied) || c.write_thread >= kCopies;
+        race(w, now, slot, c.write_pc, c.write_thread, c.write_stamp, other, store && !copy);
     }
     if (!(now.flags & kWrite)) {
         note_read(w, c, now, bytes);
         return;
     }
     if (c.read_stamp && (c.read_bytes & bytes) && !(atomic && c.read_atomic)) {
-        bool first = !ordered(w, c.read_stamp, c.read_thread, c.read_epoch, shared);
-        bool second = c.read2_thread != kNobody && !ordered(w, c.read_stamp, c.read2_thread, c.read2_epoch, shared);
+        bool first = !ordered(w, c.read_stamp, c.read_thread, c.read_epoch, c.read_tick, shared);
+        bool second = c.read2_thread != kNobody &&
+                      !ordered(w, c.read_stamp, c.read2_thread, c.read2_epoch, c.read2_tick, shared);
         if (first) race(w, now, slot, c.read_pc, c.read_thread, c.read_stamp, kRead, false);
         if (second) race(w, now, slot, c.read2_pc, c.read2_thread, c.read_stamp, kRead, false);
     }
-    if (!shared && c.far_stamp && !(atomic && c.far_atomic) && !ordered(w, c.far_stamp, c.far_thread, 0, false))
+    if (!shared && c.far_stamp && !(atomic && c.far_atomic) && !ordered(w, c.far_stamp, c.far_thread, 0, 0, false))
         race(w, now, slot, c.far_pc, c.far_thread, c.far_stamp, kRead, false);
     bool again = c.write_stamp == state.stamp && c.write_thread == w->current;
     if (!again) c.write_bytes = 0;
@@ -308,11 +322,12 @@ void check_cell(Worker* w, Cell& c, const Access& now, uint8_t bytes, int slot) 
     c.write_stamp = state.stamp;
     c.write_thread = uint16_t(w->current);
     c.write_epoch = w->warp[w->current / 32].sync_epoch;
+    c.write_tick = clocks_tick(w->current);
     if (!again || c.write_atomic || !atomic) c.write_pc = pc32(now.pc);  // the plain store is the fault
     c.write_bytes |= bytes;
 }
 
-void check_races(Worker* w, const Place& place, const Access& now) {
+EMU_HOT void check_races(Worker* w, const Place& place, const Access& now) {
     Allocation& a = *place.array;
     unsigned shift = a.granule_shift;
     if (!a.cells) {
@@ -381,7 +396,7 @@ void add_unit(Request* request, uint32_t unit) {
     if (request->n < 64) request->unit[request->n++] = unit;
 }
 
-void count_access(Worker* w, const Place& place, const Access& now) {
+EMU_HOT void count_access(Worker* w, const Place& place, const Access& now) {
     if (place.array->is_constant) return;
     Counters& total = state.counters;
     bool shared = place.slot >= 0, write = now.flags & kWrite;
@@ -458,6 +473,12 @@ void sum_sites() {
 }
 
 // ---------------- every access
+void put_in_trace(Worker* w, const Access& now, int slot) {
+    Busy busy(w);
+    state.trace.push({uint64_t(now.address), uint64_t(now.pc), w->block_number, uint32_t(w->current), uint32_t(now.bytes),
+                      now.flags & ~uint32_t(kCopied), slot});
+}
+
 void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     Worker* w = self;
     if (!w || !w->running || bytes == 0) return;
@@ -472,11 +493,7 @@ void access(void* address, size_t bytes, uint32_t flags, const void* pc) {
     check_written(w, place, p, bytes, flags, pc);
     check_races(w, place, now);
     count_access(w, place, now);
-    if (state.trace_limit && state.trace.size() < state.trace_limit) {
-        Busy busy(w);
-        state.trace.push({uint64_t(p), uint64_t(pc), w->block_number, uint32_t(w->current), uint32_t(bytes), flags,
-                          place.slot});
-    }
+    if (state.trace.size() < state.trace_limit) put_in_trace(w, now, place.slot);
 }
 
 // An atomic operation publishes what was written before a fence, and shows what others published.
@@ -510,7 +527,7 @@ bool checks_make() {
     if (!state.sites) state.sites = (AccessSite*)calloc(kMaxSites, sizeof(AccessSite));
     if (!state.occurrences)
         state.occurrences = (uint32_t*)map_pages(size_t(kMaxThreads) * kMaxSites * sizeof(uint32_t));
-    return state.sites && state.occurrences;
+    return state.sites && state.occurrences && clocks_make();
 }
 
 // Another thread may have been in the midst of a launch: its lists are left as they are, and new ones begun. The
@@ -540,6 +557,8 @@ void checks_begin(Worker* w) {
 void checks_block(Worker* w) {
     state.block_stamp = ++state.stamp;
     state.block_acquired = state.acquiring = false;
+    clocks_begin_block();
+    state.shown_stamp = 0;
     memset(state.acquired, 0, sizeof state.acquired);
     memset(state.fenced, 0, sizeof state.fenced);
     Busy busy(w);
@@ -550,6 +569,7 @@ void checks_block(Worker* w) {
 void checks_barrier(Worker* w) {
     if (state.pending.active) settle(w);
     report_unwritten(w);
+    clocks_block_barrier(w);
     state.stamp++;
     if (state.acquiring) state.block_acquired = true;
     state.counters.barriers++;
@@ -584,6 +604,66 @@ void checks_shared_region(Worker* w, int slot, size_t item) {
         if (!a.written) abort();
     }
     memset(a.written, 0, a.size);
+}
+
+uint32_t checks_stretch() { return state.stamp; }
+
+// Not as an atomic operation, which would show others what any thread has published: clocks.h is more exact.
+void checks_use_barrier(const void* barrier, uint32_t flags, const void* pc) { access((void*)barrier, 8, flags, pc); }
+
+// A piece is its thread's own: the others know of it when they know of the thread's arrival.
+void checks_piece(Worker*, void* to, const void* from, size_t bytes, const void* pc) {
+    if (from) access((void*)from, bytes, kRead, pc);
+    access(to, bytes, kWrite, pc);
+}
+
+// What the current thread knows to be written, the copy engine sees from now on.
+void checks_before_copies(Worker* w) {
+    if (state.shown_stamp != state.stamp) memset(state.shown, 0, sizeof state.shown);
+    state.shown_stamp = state.stamp;
+    clocks_show(w, state.shown);
+}
+
+// Copies go another way to shared memory than threads do: one may come before a store that a barrier has ordered.
+void check_shown(Worker* w, const Cell& c, const Access& now) {
+    if (c.write_stamp < state.block_stamp || c.write_thread >= kCopies) return;
+    if (c.write_stamp < state.shown_stamp) return;
+    if (c.write_stamp == state.shown_stamp && state.shown[c.write_thread] >= c.write_tick) return;
+    if (!ordered(w, c.write_stamp, c.write_thread, c.write_epoch, c.write_tick, true)) return;  // a race: worse
+    snprintf(w->fault.text, sizeof w->fault.text,
+             "a copy to where thread %u has written: nobody who knew of it has called before_bulk_copies since",
+             unsigned(c.write_thread));
+    stop(kCopyRefused, now.pc, now.address, now.bytes, kWrite, -1);
+}
+
+// The issuing thread reads; what is written is the copy's until a phase of the barrier is over.
+void checks_copy(Worker* w, void* to, const void* from, size_t bytes, int barrier, uint32_t phase, const void* pc) {
+    if (!bytes) return;
+    if (state.pending.active) settle(w);
+    Access reading = {pc, (char*)from, bytes, kRead}, writing = {pc, (char*)to, bytes, kWrite | kCopied};
+    Place source, target;
+    locate(w, reading.address, bytes, kRead, pc, &source);
+    locate(w, writing.address, bytes, kWrite, pc, &target);
+    check_written(w, source, reading.address, bytes, kRead, pc);
+    check_written(w, target, writing.address, bytes, kWrite, pc);
+    check_races(w, source, reading);
+    state.copier[barrier] = uint16_t(w->current);
+    Allocation& a = *target.array;
+    size_t first = target.offset >> a.granule_shift, last = (target.offset + bytes - 1) >> a.granule_shift;
+    for (size_t k = first; a.cells && k <= last; k++) check_shown(w, a.cells[k], writing);
+    check_races(w, target, writing);
+    for (size_t k = first; a.cells && k <= last; k++) {
+        a.cells[k].write_thread = uint16_t(kCopies + barrier);
+        a.cells[k].write_tick = phase;
+    }
+    if (state.trace.size() < state.trace_limit) put_in_trace(w, reading, -1);
+    if (state.trace.size() < state.trace_limit) put_in_trace(w, writing, target.slot);
+    Counters& total = state.counters;
+    total.accesses += 2;
+    total.global_read_bytes += bytes;
+    total.global_read_requests++;
+    total.global_read_sectors += (uint64_t(from) % 32 + bytes + 31) / 32;
+    total.shared_write_bytes += bytes;
 }
 
 void checks_end(Worker* w, Counters* out) {

@@ -19,6 +19,9 @@ constexpr size_t kSharedLimit = 232448;  // bytes, the most that any card gives 
 constexpr size_t kStaticSharedLimit = 48 << 10;     // of variables with a size in the source
 constexpr size_t kSharedStride = size_t(1) << 20;   // full mode: distance of two shared variables
 constexpr uint16_t kNobody = 0xFFFF;
+constexpr int kNamedBarriers = 16;    // of a block: bar.sync has their numbers
+constexpr int kMaxPhases = 128;       // named barriers, and those in shared memory that a block starts
+constexpr uint16_t kCopies = kMaxThreads;  // kCopies + k stands for the copies that barrier k waits for, as if a thread
 
 struct Uint3 {
     unsigned x, y, z;
@@ -50,9 +53,10 @@ enum FaultKind : int32_t {
     kSlackOverwritten,
     kNoMemory = 13,     // for the stacks of a worker
     kInterrupted = 14,
+    kCopyRefused = 15,  // what the copy engine or a barrier with phases can not do: `text` says why
 };
 
-enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kAligned = 8 };
+enum AccessFlags : uint32_t { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kAligned = 8, kCopied = 16 };
 
 // Why kTooMuchShared: the variables alone, the dynamic part with them, or too many of them to keep apart.
 constexpr int32_t kStaticPart = 0, kWithDynamicPart = 1, kTooManyVariables = 2;
@@ -65,6 +69,7 @@ enum BarrierProblem : int32_t {
     kDifferentCollectives,   // lanes of one warp stand at different warp operations
     kLanesMissing,           // a warp operation's mask names lanes that will never come
     kNotInMask,              // a lane called a warp operation whose mask leaves it out
+    kEndlessPhase,           // a phase of a barrier lacks arrivals or bytes: `text`
 };
 
 struct Fault {
@@ -81,7 +86,7 @@ struct Fault {
     int32_t shared_slot;            // -1, or which __shared__ variable
     int32_t exact;
     uint32_t mask, other_mask;
-    char text[256];                 // an assertion's expression
+    char text[256];                 // an assertion's expression, or what is wrong
 };
 
 enum WarningKind : int32_t {
@@ -168,10 +173,12 @@ struct alignas(64) Thread {
 // the block, or runs.
 struct Warp {
     uint32_t existing;       // lanes that the block has
-    uint32_t unstarted, ready, in_collective, in_active_mask, exited;
+    uint32_t unstarted, ready, in_collective, in_active_mask, in_phase, exited;
     uint32_t sync_epoch;     // __syncwarps so far
     int first;               // thread number of lane 0
 };
+
+struct CopyEngine;
 
 struct Worker {
     Launch* launch;
@@ -191,9 +198,10 @@ struct Worker {
     int arrived, n_exited, barrier_site, barrier_line;
     uint32_t barrier_thread;
     int count_true, all_result, any_result, count_result;
-    uint32_t spins;
+    uint32_t spins, turns;            // of threads that ask again and again
     bool solo;                        // no thread of this block has waited yet, and nothing counts them one by one
     bool warned_exit;
+    CopyEngine* engine;               // made at its first use
 
     Thread thread[kMaxThreads];
     Uint3 index[kMaxThreads];         // thread -> threadIdx
@@ -255,5 +263,10 @@ void checks_thread_switch(Worker* w);
 void checks_thread_start(Worker* w);
 void checks_shared_region(Worker* w, int slot, size_t item);
 void checks_end(Worker* w, Counters* out);
+uint32_t checks_stretch();                  // the number of this stretch between two barriers of a block
+void checks_use_barrier(const void* barrier, uint32_t access, const void* pc);
+void checks_copy(Worker* w, void* to, const void* from, size_t bytes, int barrier, uint32_t phase, const void* pc);
+void checks_before_copies(Worker* w);
+void checks_piece(Worker* w, void* to, const void* from, size_t bytes, const void* pc);
 
 }  // namespace emu

@@ -60,6 +60,18 @@ void* emu_shared_dynamic(const char* name, size_t item);
 [[noreturn]] void emu_assert_failed(const char* expression, int line);
 [[noreturn]] void emu_trap(int line);
 int emu_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// The copy engine, for bulk_copy.cuh and async_copy.cuh; `pc` is the address in the kernel that a report names.
+void emu_start_phases(unsigned long long* barrier, unsigned arrivals, const void* pc);
+void emu_show_barriers();
+void emu_before_bulk_copies();
+void emu_arrive(unsigned long long* barrier, unsigned times, unsigned bytes, const void* pc);
+void emu_wait_phase(unsigned long long* barrier, unsigned phase, const void* pc);
+void emu_copy_bulk(void* to, const void* from, unsigned bytes, unsigned long long* barrier, const void* pc);
+void emu_copy_piece(void* to, const void* from, unsigned bytes, const void* pc);
+void emu_commit_pieces();
+void emu_wait_pieces(unsigned newest);
+void emu_arrive_with_pieces(unsigned long long* barrier, const void* pc);
+void emu_named_barrier(unsigned number, unsigned threads, bool waits, const void* pc);
 }
 
 // ---------------- vector types

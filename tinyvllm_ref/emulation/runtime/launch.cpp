@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "context.h"
+#include "copy_engine.h"
 #include "pool.h"
 #include "signals.h"
 #include "watchdog.h"
@@ -57,6 +58,7 @@ void free_worker(void* p) {
         unmap_pages(region.written, region.written_bytes);
         unmap_pages(region.cells, region.cells_bytes);
     }
+    free_engine(w);
     free(w);
     self = nullptr;
 }

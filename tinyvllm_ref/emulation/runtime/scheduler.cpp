@@ -3,7 +3,9 @@
 // A thread runs as an ordinary call until it waits for others. Then its stack is set aside, and the next thread
 // starts on a new one (a "fiber"): kernels without a barrier cost a plain loop, and a barrier costs one switch of
 // stacks a thread, some nanoseconds, in one OS thread.
+#include "clocks.h"
 #include "context.h"
+#include "copy_engine.h"
 #include "stack_switch.h"
 
 namespace emu {
@@ -11,6 +13,7 @@ namespace emu {
 namespace {
 
 constexpr int kSpinsBeforeYield = 64;  // atomic operations in a row before other threads get a turn
+constexpr int kTurnsBeforeCopies = 256;  // turns given in a row before a copy arrives, though threads could go on
 
 // The numbers are repeated in cuda_shim.h.
 enum Collective {
@@ -83,8 +86,18 @@ void release_active(Worker* w, int warp) {
 }
 
 // Only the current thread's warp can have lanes at __activemask and none that runs: others were released when
-// their last lane stopped.
-bool nothing_runs(Worker* w) { return !w->runnable && !w->current_warp->in_active_mask; }
+// their last lane stopped. Copies arrive when nothing else happens.
+bool nothing_runs(Worker* w) { return !w->runnable && !w->current_warp->in_active_mask && !copies_arrive(w); }
+
+// The next thread of a warp that has one to run.
+inline int take_lane(Worker* w, int number, bool* start) {
+    Warp& warp = w->warp[number];
+    uint32_t& set = (*start = warp.unstarted != 0) ? warp.unstarted : warp.ready;
+    int lane = *start ? lowest(set) : following(set, w->current % 32);
+    set &= ~(1u << lane);
+    if (!(warp.unstarted | warp.ready)) w->runnable &= ~(1u << number);
+    return number * 32 + lane;
+}
 
 // The next thread to run, near the current one; -1 when every thread waits or has returned. Lanes of the same
 // warp come first, so that a warp's collectives complete early and few stacks are in use.
@@ -98,12 +111,7 @@ inline int take_next(Worker* w, bool* start) {
             number = following(w->runnable, number);
         }
     }
-    Warp& warp = w->warp[number];
-    uint32_t& set = (*start = warp.unstarted != 0) ? warp.unstarted : warp.ready;
-    int lane = *start ? lowest(set) : following(set, w->current % 32);
-    set &= ~(1u << lane);
-    if (!(warp.unstarted | warp.ready)) w->runnable &= ~(1u << number);
-    return number * 32 + lane;
+    return take_lane(w, number, start);
 }
 
 // ---------------- fibers
@@ -163,6 +171,7 @@ void fiber_main() {
         thread_exit(w);
         bool start;
         int t = take_next(w, &start);
+        if (t < 0 && !w->solo && copies_arrive(w)) t = take_next(w, &start);
         if (t >= 0) {
             make_current(w, t);
             if (start) continue;
@@ -240,6 +249,10 @@ void report_deadlock(Worker* w) {
     Fault& f = w->fault;
     f.other_thread = ~0u;
     f.other_block = w->block_number;
+    if (describe_endless_phase(w)) {
+        f.problem = kEndlessPhase;
+        fail(kBarrierDivergence);
+    }
     for (int k = 0; k < w->warps; k++)
         for (uint32_t bits = w->warp[k].in_collective; bits; bits &= bits - 1) {
             int t = k * 32 + lowest(bits);
@@ -361,6 +374,7 @@ void resolve(Worker* w, int warp, uint32_t have, int kind) {
         }
     }
     if (kind == kSyncWarp) w->warp[warp].sync_epoch++;
+    if (kind == kSyncWarp && w->launch->full) clocks_sync_warp(w, warp, have);
 }
 
 // The lanes that a waiting lane's collective needs, if all of them stand at it; else 0.
@@ -397,13 +411,14 @@ void begin_block(Worker* w, uint64_t number) {
     for (int k = 0; k < w->warps; k++) {
         int lanes = w->threads - k * 32;
         uint32_t existing = lanes >= 32 ? ~0u : (1u << lanes) - 1;
-        w->warp[k] = {existing, existing, 0, 0, 0, 0, 0, k * 32};
+        w->warp[k] = {existing, existing, 0, 0, 0, 0, 0, 0, k * 32};
     }
     w->arrived = w->n_exited = w->count_true = 0;
     w->n_used = 0;
     w->shared_used = w->static_shared_used = 0;
     w->current = 0;
     w->solo = !launch->full;
+    engine_begin_block(w);
     if (launch->full) checks_block(w);
     if (launch->dynamic_bytes) place_in_block(w, &dynamic_shared);
 }
@@ -421,6 +436,30 @@ void run_block(Worker* w, uint64_t number) {
     make_current(w, take_next(w, &start));
     emu_switch(&w->main_sp, take_stack(w));
     if (w->launch->full) checks_block_end(w);
+    engine_end_block(w);
+}
+
+// ---------------- barriers with phases
+void wake_thread(Worker* w, int thread) {
+    Warp& warp = w->warp[thread / 32];
+    warp.in_phase &= ~(1u << thread % 32);
+    warp.ready |= 1u << thread % 32;
+    update_runnable(w, thread / 32);
+}
+
+void wait_to_be_woken(Worker* w) {
+    leave_solo(w);
+    int warp = w->current / 32;
+    uint32_t bit = 1u << w->current % 32;
+    w->warp[warp].in_phase |= bit;
+    w->spins = 0;
+    if (nothing_runs(w)) report_deadlock(w);
+    if (w->warp[warp].in_phase & bit) {
+        run_others(w);
+    } else {  // what came meanwhile was waited for by this thread: it goes straight on
+        w->warp[warp].ready &= ~bit;
+        update_runnable(w, warp);
+    }
 }
 
 }  // namespace emu
@@ -526,12 +565,13 @@ EMU_API void emu_yield() {
 void emu::give_turn(Worker* w) {
     if (++w->spins < kSpinsBeforeYield) return;
     if (w->current_warp->in_active_mask) release_active(w, w->current / 32);  // this lane may spin until they go on
-    if (!w->runnable) return;
+    if ((!w->runnable || ++w->turns % kTurnsBeforeCopies == 0) && !copies_arrive(w) && !w->runnable) return;
     leave_solo(w);
     w->spins = 0;
-    int me = w->current, warp = me / 32;
-    bool start;
-    int next = take_next(w, &start);
+    int me = w->current, warp = me / 32, number = warp;
+    bool start, later = (w->warp[warp].unstarted | w->warp[warp].ready) & (~1u << me % 32);
+    if (!later) number = following(w->runnable, warp);  // all lanes of a warp may ask for what another warp has to do
+    int next = take_lane(w, number, &start);
     w->warp[warp].ready |= 1u << (me % 32);
     update_runnable(w, warp);
     if (w->launch->full) checks_thread_switch(w);

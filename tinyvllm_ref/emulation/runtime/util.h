@@ -40,6 +40,11 @@ class Array {
     const T& operator[](size_t k) const { return data_[k]; }
     T& back() { return data_[size_ - 1]; }
     void clear() { size_ = 0; }
+    void free_memory() {
+        free((void*)data_);
+        data_ = nullptr;
+        size_ = capacity_ = 0;
+    }
     void pop() { size_--; }
     void remove_unordered(size_t k) { data_[k] = data_[--size_]; }
     T& push(const T& value) {
