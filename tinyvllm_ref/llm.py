@@ -39,7 +39,7 @@ class LLM:
     Parameters
     ----------
     model : str or PathLike
-        A folder, or a name that ``tinyvllm fetch`` knows.
+        ``tiny-stories``, a name that ``tinyvllm fetch`` knows, or a folder (``./NAME``).
     parts : Parts, optional
         Such as ``Parts.mine()``; what is missing comes from the reference.
     config : EngineConfig, optional
@@ -187,14 +187,15 @@ class LLM:
         Parameters
         ----------
         messages : sequence of mapping, or a sequence of these
-            Each message has ``"role"`` and ``"content"``.
+            Each message has ``"role"`` and ``"content"``, both strings.
         sampling_params, use_tqdm
             As for :meth:`generate`.
 
         Raises
         ------
         ValueError
-            The model has no chat template, or it refuses a conversation; or as for :meth:`generate`.
+            A message is malformed (it is named by its number), the model has no chat template, or that refuses a
+            conversation; or as for :meth:`generate`.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise TypeError(f"chat: messages is {messages!r}; it must be a sequence of messages")
@@ -267,6 +268,8 @@ class LLM:
         if isinstance(prompt, str):
             self._require_tokenizer(f"a prompt is {prompt!r}")
             return list(self.tokenizer.encode(prompt))
+        if isinstance(prompt, Sequence) and set(map(type, prompt)) == {int}:
+            return list(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, Sequence) or not all(
             isinstance(token, int | np.integer) for token in prompt
         ):

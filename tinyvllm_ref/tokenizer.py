@@ -151,7 +151,7 @@ class Tokenizer:
         Parameters
         ----------
         messages : sequence of mapping
-            Each with ``"role"`` and ``"content"``.
+            Each with ``"role"`` and ``"content"``, both strings; one with ``"tool_calls"`` needs no content.
         add_generation_prompt : bool
             End where the assistant's answer begins.
         **variables
@@ -167,8 +167,7 @@ class Tokenizer:
         if not messages:
             raise ValueError("messages is empty; a conversation has at least one message")
         for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise ValueError(f"messages[{index}] is {message!r}; it must have a role and a content")
+            _check_message(f"messages[{index}]", message)
         names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or "", "tools": None}
         return _render(
             self.chat_template,
@@ -181,6 +180,21 @@ class Tokenizer:
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def _check_message(place: str, message: Any) -> None:
+    """A template would write ``None`` into the prompt, or a list as Python prints it. No text of it is told."""
+    if not isinstance(message, Mapping):
+        raise ValueError(
+            f"{place} is of type {type(message).__name__}; it must be a mapping with role and content"
+        )
+    for name in ("role", "content"):
+        value = message.get(name)
+        if isinstance(value, str) or (name == "content" and value is None and message.get("tool_calls")):
+            continue
+        has = f"{name} is of type {type(value).__name__}" if name in message else f"{name} is missing"
+        fields = ", ".join(str(key)[:64] for key in message) or "nothing"
+        raise ValueError(f"{place}: {has} (it has {fields}); role and content must be there, both strings")
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tinyvllm_ref.cli import app
-from tinyvllm_ref.course import build
+from tinyvllm_ref.course import build, look
 from tinyvllm_ref.course.build import LessonError
 from tinyvllm_ref.course.making import notebook, setup_cell
 from tinyvllm_ref.course.making.classroom import make_class
@@ -703,6 +703,48 @@ def test_a_solution_whose_source_was_changed(made, tmp_path):
         build.check_solutions(root)
 
 
+REPORTS = """# %% tags=["nbval-ignore-output"]
+from tinyvllm_ref.course.reports import PassCard, Table
+print("a figure of this run: 42")
+Table("T", ["a"], [[1]])
+
+# %%
+PassCard("06.1", "T", "2 points")
+
+# %%
+from IPython.display import HTML
+HTML("<style>.mine { color: red; }</style><div class='mine'>mine</div>")
+"""
+
+
+def test_an_older_style_sheet_is_noticed_and_replaced_and_nothing_else(tmp_path, monkeypatch):
+    root = course(tmp_path, sample=REPORTS)
+    path = root / "solutions" / "06_sample.ipynb"
+    build.run_solutions(root, say=quiet)
+    made_today = path.read_bytes()
+    html = [output["data"]["text/html"] for cell in notebook.read(path).cells for output in cell.outputs[-1:]]
+    assert [look.SHEET in html[0], look.PASS_CSS in html[1], ".mine" in html[2]] == [True] * 3
+    build.check_solutions(root)
+    said: list[str] = []
+    build.restyle(root, say=said.append)
+    assert (said, path.read_bytes()) == ([], made_today)
+
+    monkeypatch.setattr(look, "SHEET", look.SHEET + " .tv .tv-new { margin: 0; }")
+    monkeypatch.setattr(look, "PASS_CSS", look.PASS_CSS + " .tv .tv-new { margin: 1px; }")
+    with pytest.raises(
+        LessonError, match=r"another style sheet than today's; .*--restyle 06` replaces it"
+    ) as caught:
+        build.check_solutions(root)
+    assert len(caught.value.problems) == 1
+    build.restyle(root, ["06"], say=said.append)
+    assert said == ["solutions/06_sample.ipynb: 2 outputs have today's style sheet"]
+    build.check_solutions(root)
+    new = path.read_text()
+    assert new.count(" .tv .tv-new { margin: 0; }") == new.count(" .tv .tv-new { margin: 1px; }") == 1
+    old_again = new.replace(" .tv .tv-new { margin: 0; }", "").replace(" .tv .tv-new { margin: 1px; }", "")
+    assert old_again.encode() == made_today
+
+
 def test_notebooks_without_a_source(made, tmp_path):
     root = course(tmp_path, sample=SAMPLE)
     for folder in ("solutions", "lessons"):
@@ -923,6 +965,7 @@ def test_the_commands(tmp_path):
         (["build-lessons", "--class", "x", "06"], "--class takes all lessons"),
         (["build-lessons", "6", "tree"], "'tree' names no lesson"),
         (["run-solutions", "--jobs", "0"], "jobs is 0; it must be at least 1"),
+        (["run-solutions", "--check", "--restyle"], "--check and --restyle go one at a time"),
         (["run-solutions", "9"], "no solutions/09_*.py"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 import struct
 import warnings
 from collections.abc import Callable
@@ -227,6 +228,10 @@ def texts_drawn(figure: f.AltFigure, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return [(text.get_text(), Text.get_window_extent(text, renderer)) for text in drawn]
 
 
+# A range whose ends are the same: "128 to 128", "goes from 0 at 1 to 0 at 64".
+NO_RANGE = re.compile(r"(?<![\w.,])(?:(-?\d\S*)|from (\S+) at \S+) to (?:\1|\2)(?![\w,]|\.\d)")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(mpl.rcParams)
@@ -238,6 +243,7 @@ def test_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(mpl.rcParams) == before
     assert figure.alt_text.endswith(".")
     assert "\n" not in figure.alt_text.replace(ODD, "")
+    assert NO_RANGE.search(figure.alt_text) is None
     width, height = figure.get_size_inches() * 100
     assert 0 < width <= 760
     assert 0 < height <= 1000
@@ -268,6 +274,27 @@ def test_a_magnified_strip_names_nothing_outside_and_ends_where_it_is_told() -> 
     assert [names.count(name) for name in ("before", "inside", "behind")] == [1, 2, 1]
     assert "byte 256" in names
     assert "56 bytes belong to no part" in figure.alt_text
+
+
+def test_a_range_with_one_end_is_said_as_one_number() -> None:
+    text = f.wavelengths({"same": [2 * np.pi, 2 * np.pi], "two": [2 * np.pi, np.pi]}, context=128).alt_text
+    assert text == "Wavelengths of 2 pairs in positions: same 1; two 1 to 2. The context has 128 positions."
+    lines = {
+        "even": [3, 3.0001, 3],
+        "back": [0, 5, 0],
+        "up": [1, 7, 2],
+        "alone": [np.nan, 4, np.nan],
+        "none": [np.nan] * 3,
+    }
+    text = f.error_lines([1, 2, 4], lines, "x", "y", title="T").alt_text
+    assert "even is 3 from 1 to 4; back is 0 at 1 and at 4, and between them from 0 to 5; " in text
+    assert "up goes from 1 at 1 to 2 at 4; alone is 4 at 2; none has no finite value." in text
+    assert f.grid([[2, 2], [2, 2]], title="T").alt_text.endswith("values, all 2.")
+    assert f.grid([[2, 2], [2, 3]], title="T").alt_text.endswith("values, from 2 to 3.")
+    for said in ("128 to 128", "goes from 0 at 1 to 0 at 64", "2e+05 to 2e+05."):
+        assert NO_RANGE.search(said)
+    for said in ("12 to 128", "1 to 1.5", "goes from 0 at 1 to 0.5 at 1", "1 to 1,024"):
+        assert NO_RANGE.search(said) is None
 
 
 class Spoken(HTMLParser):

@@ -421,6 +421,14 @@ def test_chat_is_the_template_s_prompt(llm):
         llm.chat("hi", params())
 
 
+def test_a_message_without_content_is_refused(llm):
+    wrong = [{"role": "user", "content": "hi"}, {"role": "user"}]
+    for ask in (llm.chat, lambda messages, given: llm.chat([messages[:1], messages], given), llm.stream):
+        with pytest.raises(ValueError, match=r"messages\[1\]: content is missing"):
+            ask(wrong, params())
+    assert not llm.engine.has_work
+
+
 # ---------------- what is refused
 
 

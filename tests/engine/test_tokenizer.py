@@ -260,11 +260,40 @@ def test_templates_get_what_transformers_gives_them(tmp_path):
     assert ours.apply_chat_template(messages).startswith('{"role": "user", "content": "é<"}20')
 
 
-@pytest.mark.parametrize("messages", [[], ["hi"], [{"content": "hi"}], [{"role": 1, "content": "hi"}]])
-def test_malformed_conversations_are_named(tmp_path, messages):
+NEEDED = "role and content must be there, both strings"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("hi", "is of type str; it must be a mapping with role and content"),
+        ({}, f": role is missing (it has nothing); {NEEDED}"),
+        ({"content": "hi"}, f": role is missing (it has content); {NEEDED}"),
+        ({"role": 1, "content": "hi"}, f": role is of type int (it has role, content); {NEEDED}"),
+        ({"role": "user"}, f": content is missing (it has role); {NEEDED}"),
+        (
+            {"role": "user", "content": None},
+            f": content is of type NoneType (it has role, content); {NEEDED}",
+        ),
+        ({"role": "user", "content": [{"text": "hi"}]}, ": content is of type list (it has role, content)"),
+        ({"role": "user", "tool_calls": []}, ": content is missing (it has role, tool_calls)"),
+    ],
+)
+def test_malformed_messages_are_named_by_their_number(tmp_path, message, said):
     ours = Tokenizer(save(byte_level(), tmp_path, chat_template=TEMPLATE))
-    with pytest.raises(ValueError, match="messages"):
-        ours.apply_chat_template(messages)
+    right = {"role": "user", "content": "hi"}
+    for conversation in ([right, message], [right, message, right]):
+        with pytest.raises(ValueError, match=r"messages\[1\]") as caught:
+            ours.apply_chat_template(conversation)
+        assert said in str(caught.value)
+
+
+def test_a_conversation_has_a_message_and_one_that_calls_tools_needs_no_content(tmp_path):
+    ours = Tokenizer(save(byte_level(), tmp_path, chat_template="{{ messages[0].tool_calls[0] }}"))
+    with pytest.raises(ValueError, match="messages is empty"):
+        ours.apply_chat_template([])
+    for content in ({}, {"content": None}):
+        assert ours.apply_chat_template([{"role": "assistant", "tool_calls": ["call"], **content}]) == "call"
 
 
 def test_files_that_are_no_tokenizer_are_named(tmp_path):

@@ -144,17 +144,25 @@ def test_a_wider_bind_without_a_key_is_warned_of(where, key):
 def test_the_log_has_a_line_for_each_request_and_no_prompt():
     with process("--served-model-name", "stories") as server:
         body = {"model": "stories", "prompt": "xyzzy-plugh", "max_tokens": 2}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).json()["model"] == "stories"
-        httpx.post(f"{server.url}/v1/completions", json={**body, "stop": 3})
-        httpx.get(f"{server.url}/v1/models/xyzzy%20plugh%0aINFO")
+        answers = [
+            httpx.post(f"{server.url}/v1/completions", json=body),
+            httpx.post(f"{server.url}/v1/completions", json={**body, "stream": True}),
+            httpx.post(f"{server.url}/v1/completions", json={**body, "stop": 3}),
+            httpx.get(f"{server.url}/v1/models/xyzzy%20plugh%0aINFO", headers={"x-request-id": "xyzzy"}),
+        ]
+        assert answers[0].json()["model"] == "stories"
         server.terminate()
         assert server.wait() == 0
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(ids)) == len(ids)
     lines = [line.split(" INFO ")[1] for line in server.log.splitlines()]
     assert [re.sub(r"[\d.]+ s$", "", line) for line in lines] == [
-        "POST /v1/completions 200 ",
-        "POST /v1/completions 400 ",
-        "GET (another path) 404 ",
+        f"{ids[0]} POST /v1/completions 200 ",
+        f"{ids[1]} POST /v1/completions 200 ",
+        f"{ids[2]} POST /v1/completions 400 ",
+        f"{ids[3]} GET (another path) 404 ",
     ]
+    assert "xyzzy" not in server.log
 
 
 @pytest.mark.parametrize(

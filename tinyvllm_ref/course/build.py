@@ -41,6 +41,7 @@ output, and on the name of a folder of this machine anywhere.
 from __future__ import annotations
 
 from .making.lessons import build_lessons, check_lessons
+from .making.restyle import restyle
 from .making.solutions import check_solutions, run_solutions
 from .making.source import Cell, Lesson, LessonError, Problem, discover, read
 
@@ -54,5 +55,6 @@ __all__ = [
     "check_solutions",
     "discover",
     "read",
+    "restyle",
     "run_solutions",
 ]

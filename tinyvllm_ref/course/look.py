@@ -136,10 +136,14 @@ CSS = """
 .tv a { color: var(--jp-content-link-color, var(--vscode-textLink-foreground, revert)); }
 """
 
+SHEET = re.sub(
+    r"\s*\n\s*", " ", CSS
+).strip()  # as reports bring it: a notebook file has a string for every line
+
 
 def _rules_for(*classes: str) -> str:
     """The rules of the style sheet for these classes alone, on one line."""
-    rules = re.findall(r"[^{}]+\{[^{}]*\}", re.sub(r"\s*\n\s*", " ", CSS))
+    rules = re.findall(r"[^{}]+\{[^{}]*\}", SHEET)
     named = ((rule, re.findall(r"\.([a-z][\w-]*)", rule.partition("{")[0])) for rule in rules)
     return "".join(rule.strip() for rule, names in named if set(names) <= set(classes))
 

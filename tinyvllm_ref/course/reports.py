@@ -36,8 +36,7 @@ def _environment() -> jinja2.Environment:
 
 def render(template: str, **values: Any) -> str:
     """Fill a template of ``templates/``; every value is escaped, and the course's style sheet comes with it."""
-    style = Markup(re.sub(r"\s*\n\s*", " ", look.CSS).strip())
-    return _environment().get_template(template).render({"style": style} | values)
+    return _environment().get_template(template).render({"style": Markup(look.SHEET)} | values)
 
 
 def prose(text: str) -> Markup:

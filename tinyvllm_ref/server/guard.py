@@ -75,7 +75,8 @@ class Guard:
             await answer.fail(body.refusal or internal(), scope, receive)
         answer.status = answer.status or (CLIENT_GONE if body.gone else 500)
         path = scope["path"] if _PLAIN_PATH.fullmatch(scope["path"]) else "(another path)"
-        log.info("%s %s %s %.3f s", scope["method"], path, answer.status, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        log.info("%s %s %s %s %.3f s", answer.request_id, scope["method"], path, answer.status, seconds)
         self._on_answer(answer.status)
 
     def _check_host(self, headers: Headers) -> None:

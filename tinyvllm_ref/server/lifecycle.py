@@ -38,7 +38,7 @@ class ServeOptions:
     Attributes
     ----------
     model : str
-        A folder, or a name that ``tinyvllm fetch`` knows.
+        ``tiny-stories``, a name that ``tinyvllm fetch`` knows, or a folder (``./NAME``).
     host, port : str, int
         Where to listen; port 0 takes a free one.
     api_key : str or None

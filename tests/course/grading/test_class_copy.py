@@ -6,6 +6,7 @@ import datetime
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tinyvllm_ref.checkpoint.names import REPOSITORY
 from tinyvllm_ref.course.exercises import lessons
 from tinyvllm_ref.course.grading.course_file import read_course
 from tinyvllm_ref.course.making.class_readme import KEPT, class_readme
-from tinyvllm_ref.course.making.classroom import LEFT_OUT, make_class
+from tinyvllm_ref.course.making.classroom import LEFT_OUT, STAYS, make_class
 
 from .handing_in import NAME
 
@@ -24,7 +25,8 @@ def repository(tmp_path):
     root = tmp_path / "course"
     (root / "solutions").mkdir(parents=True)
     shutil.copy(REPOSITORY / "solutions" / "06_tree_reduction.py", root / "solutions")
-    for name in ("README.md", "data/prompts.txt", f"data/submissions/perfect/{NAME}", "tests/test_a.py"):
+    mine = (".ci/run", "benchmarks/server.py", "docs/instructors.md", "tests/test_a.py")
+    for name in ("README.md", "data/prompts.txt", f"data/submissions/perfect/{NAME}", *mine):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
     for arguments in (["init", "-q"], ["add", "."]):
@@ -58,7 +60,39 @@ def test_the_copy_s_readme_is_a_learner_s(tmp_path):
     for page in (tmp_path / "class" / "docs").glob("*.md"):  # nor do other pages lead to what is left out
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
             name = (Path("docs") / target).as_posix().replace("docs/../", "")
-            assert not name.startswith(LEFT_OUT), f"{page.name}: {target}"
+            assert name in STAYS or not name.startswith(LEFT_OUT), f"{page.name}: {target}"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A class's copy of this repository."""
+    folder = tmp_path_factory.mktemp("copy") / "class"
+    make_class(REPOSITORY, folder, say=lambda line: None)
+    return folder
+
+
+def test_of_what_is_left_out_that_stays_which_the_copy_names(copy):
+    """Reports that lessons, the code and links of pages name, and what `make` runs: no less and no more."""
+    named = set()
+    pages = [*copy.glob("lessons/*.ipynb"), copy / "README.md", copy / "Makefile", *copy.glob("docs/*.md")]
+    code = set(copy.glob("tinyvllm_ref/**/*.py")) - {copy / "tinyvllm_ref/course/making/classroom.py"}
+    for path in [*pages, *code]:
+        beginning = r"\]\(\.\./" if path.parent.name == "docs" else r"\b"
+        named.update(re.findall(beginning + r"(benchmarks/\w+\.\w+)", path.read_text(encoding="utf-8")))
+    assert named == set(STAYS)
+    assert [name for name in STAYS if not (copy / name).is_file()] == []
+    assert [name for name in files_in(copy) if name.startswith(LEFT_OUT) and name not in STAYS] == []
+
+
+def test_the_copy_s_make_bench_finds_what_it_needs(copy):
+    """It measures for minutes; here it is only imported, which takes everything that it is made of."""
+    (script,) = re.findall(
+        r"^bench:.*\n\t\$\(BIN\)/python (\S+)$", (copy / "Makefile").read_text(), re.MULTILINE
+    )
+    done = subprocess.run(
+        [sys.executable, script, "--help"], cwd=copy, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_copy_s_readme_says_which_solutions_are_there():

@@ -25,6 +25,7 @@ from .canvas import (
     plot_page,
     plural,
     shortened,
+    span,
     spread,
     text_width,
 )
@@ -385,9 +386,12 @@ def grid(
     name_axis(axes, "y", row_names, matrix.shape[0], tall, row_label)
     scale_bar(figure, axes, value_range(matrix), value_label)
     finite = matrix[np.isfinite(matrix)]
-    span = f"from {finite.min():.4g} to {finite.max():.4g}" if finite.size else "with no finite value"
+    found = "with no finite value"
+    if finite.size:
+        values = span(finite.min(), finite.max(), 4)
+        found = f"from {values}" if " to " in values else f"all {values}"
     figure.alt_text = (
-        f"{title}: a grid of {matrix.shape[0]} by {matrix.shape[1]} {value_label or 'values'}, {span}."
+        f"{title}: a grid of {matrix.shape[0]} by {matrix.shape[1]} {value_label or 'values'}, {found}."
     )
     return figure
 

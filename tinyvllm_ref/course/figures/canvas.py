@@ -430,6 +430,12 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def span(low: float, high: float, digits: int = 3) -> str:
+    """``2 to 6.28``; of two ends that print alike, one: ``128``."""
+    ends = f"{low:.{digits}g}", f"{high:.{digits}g}"
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
 def need_some(name: str, items: Any, what: str) -> None:
     """Raise a ValueError if `items` is empty."""
     if len(items) == 0:

@@ -22,6 +22,7 @@ from .canvas import (
     plot_page,
     plural,
     shortened,
+    span,
     text_width,
 )
 from .numbers import error_lines
@@ -260,14 +261,16 @@ def wavelengths(frequencies: Mapping[str, Any], *, context: int | None = None) -
     need_some("wavelengths(frequencies)", frequencies, "setting")
     lines = {name: 2 * np.pi / np.asarray(f, np.float64).reshape(-1) for name, f in frequencies.items()}
     count = len(next(iter(lines.values())))
+    spans = [f"{name} {span(y[0], y[-1])}" for name, y in lines.items() if len(y)]
     if context is not None:
         lines[f"context: {context:,}"] = np.full(count, float(context))
     figure = error_lines(
         np.arange(count), lines, "pair", "positions a turn", log_y=True,
         title="How many positions until a pair has turned once",
     )  # fmt: skip
-    spans = "; ".join(f"{name} {y[0]:.3g} to {y[-1]:.3g}" for name, y in lines.items() if len(y))
-    figure.alt_text = f"Wavelengths of {plural(count, 'pair')} in positions: {spans}."
+    figure.alt_text = f"Wavelengths of {plural(count, 'pair')} in positions: {'; '.join(spans)}."
+    if context is not None:
+        figure.alt_text += f" The context has {plural(context, 'position')}."
     return figure
 
 

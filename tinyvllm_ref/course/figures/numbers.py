@@ -235,8 +235,13 @@ def _in_words(name: str, x: Any, y: Any) -> str:
     good = np.flatnonzero(np.isfinite(y) & np.isfinite(x))
     if not good.size:
         return f"{name} has no finite value"
-    first, last = good[0], good[-1]
-    return f"{name} goes from {y[first]:.3g} at {x[first]:.4g} to {y[last]:.3g} at {x[last]:.4g}"
+    first, last = (f"{value:.4g}" for value in x[good[[0, -1]]])
+    begin, end, low, high = (f"{value:.3g}" for value in (*y[good[[0, -1]]], y[good].min(), y[good].max()))
+    if low == high:
+        return f"{name} is {low} at {first}" if first == last else f"{name} is {low} from {first} to {last}"
+    if begin == end:
+        return f"{name} is {begin} at {first} and at {last}, and between them from {low} to {high}"
+    return f"{name} goes from {begin} at {first} to {end} at {last}"
 
 
 def _calm_ticks(axes: Any) -> None:

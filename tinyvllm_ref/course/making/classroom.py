@@ -13,14 +13,23 @@ from .class_readme import class_readme
 from .lessons import build_lessons
 from .source import discover
 
-# Folders and files that only an instructor has. Tests that read golden values go with them.
-LEFT_OUT = ("solutions/", "tests/", "data/submissions/", "docs/instructors.md")
+# Folders and files that only an instructor has, or who changes the course. Tests that read golden values go with them.
+LEFT_OUT = (".ci/", "benchmarks/", "data/submissions/", "docs/instructors.md", "solutions/", "tests/")
+# What stays of them: reports that lessons and pages give as the source of a figure, and what `make bench` runs.
+STAYS = (
+    "benchmarks/decode_ladder.md",
+    "benchmarks/emulation.py",
+    "benchmarks/gpu_agreement.md",
+    "benchmarks/memory_levels.md",
+    "benchmarks/safetensors_open.md",
+    "benchmarks/sanitizers.md",
+)
 
 
 def make_class(
     root: Path, folder: Path, say: Callable[[str], None] = print, open_lessons: Iterable[str] = ()
 ) -> None:
-    """Copy what git tracks, without `LEFT_OUT`, with a README for learners and lessons freshly made.
+    """Copy what git tracks, without `LEFT_OUT` but for `STAYS`, with a README for learners and lessons freshly made.
 
     Without its source in ``solutions/``, ``solution("06.2")`` says that the solution is not in this copy.
 
@@ -83,7 +92,8 @@ def _tracked(root: Path) -> list[str]:
     return [
         name
         for name in names
-        if not name.startswith(LEFT_OUT) and not (name.startswith("lessons/") and name.endswith(".ipynb"))
+        if (name in STAYS or not name.startswith(LEFT_OUT))
+        and not (name.startswith("lessons/") and name.endswith(".ipynb"))
     ]
 
 

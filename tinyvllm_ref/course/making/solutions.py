@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ...installing import typed
 from . import notebook as files
+from .restyle import outputs_of_older_sheets
 from .scratch import scratch_environment
 from .source import IGNORE_OUTPUT, Cell, Lesson, LessonError, Problem, discover, read
 
@@ -230,7 +232,8 @@ def check_solutions(root: Path, numbers: Iterable[str] = ()) -> None:
     Raises
     ------
     LessonError
-        One is missing, made from another state of its source, changed by hand, or not executed.
+        One is missing, made from another state of its source, changed by hand, or not executed, or its outputs have
+        another style sheet than they would have today.
     """
     numbers = list(numbers)
     paths = discover(root, numbers)
@@ -272,4 +275,7 @@ def _compare(lesson: Lesson) -> list[Problem]:
             problems.append(Problem(path, 0, have.id, message))
     if not problems and found.metadata != wanted.metadata:
         problems.append(Problem(path, 0, "", f"its metadata were changed; {again}"))
+    if not problems and any(outputs_of_older_sheets(cell) for cell in found.cells):
+        anew = f"`{typed('tinyvllm')} run-solutions --restyle {lesson.number}` replaces it"
+        problems.append(Problem(path, 0, "", f"its outputs have another style sheet than today's; {anew}"))
     return problems
