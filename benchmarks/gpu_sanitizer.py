@@ -48,9 +48,10 @@ PER_KERNEL = 2  # of the simple kernels' cases: those with the fewest elements c
 RINGS = {"decode_step", "skinny_linear", "warpgroup_linear"}  # kernels with copies into a ring
 RING = """
 The hazards that racecheck names in {names} are pairs of a copy into a ring (UBLKCP of weights,
-LDGSTS of keys, UTMALDG of tiles, by a warp that does nothing else) and a read of the same stage. mbarriers order the two:
-a read waits until the copy has come, a copy until every warp has arrived after its reads. racecheck does not follow them;
-the emulation's copy engine does, and finds nothing in `decode_step` and `skinny_linear`. No other kernel is named."""
+LDGSTS of keys, UTMALDG of tiles, by a warp that does nothing else) and a read of the same stage. mbarriers order the
+two: a read waits until the copy has come, a copy until every warp has arrived after its reads. racecheck does not
+follow them; the emulation's copy engine does, and finds nothing in `decode_step` and `skinny_linear`. No other kernel
+is named."""
 
 Launches = Iterator[tuple[str, Callable[[], Any]]]
 
