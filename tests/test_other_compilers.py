@@ -71,6 +71,7 @@ def run_tests(variables: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["zig"], indirect=True)
 def test_what_compilers_differ_in(machine):
     words = " or ".join(f"({Path(file).name} and ({choice}))" for file, choice in _DIFFERENT.items())

@@ -112,9 +112,8 @@ PLAIN = (
 FEWER = {"num_blocks": 20, "max_num_batched_tokens": 24}
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_blocks": BLOCKS}, pytest.param(FEWER, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"num_blocks": BLOCKS}, FEWER], ids=str)
 def test_with_the_reference_s_kernels_the_tokens_are_equal_to_the_bit(folder, wanted, options):
     """All that is Python is the learner's; preempted or not, every one of the forty completions is the reference's."""
     own = my_engine.PlainParts.load(folder)
@@ -266,6 +265,7 @@ def test_the_guard_refuses(environment):
     assert "ImportError: tinyvllm_ref.request was imported" in done.stderr
 
 
+@pytest.mark.slow
 def test_many_prompts_in_few_blocks(folder, environment):
     prompts = [prompt for prompt in capstone.prompts() if not prompt.startswith("-")]
     assert len(prompts) == 40

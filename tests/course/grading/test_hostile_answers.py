@@ -164,6 +164,7 @@ def test_a_kernel_that_calls_exit():
 # ---------------- too much of something
 
 
+@pytest.mark.slow
 def test_a_fork_bomb(contained):
     result = function(
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\ndef running(x): return x"

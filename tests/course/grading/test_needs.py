@@ -136,6 +136,7 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_class_is_graded_with_what_the_extra_brings(only_grade, tmp_path):
     """With nbval, as `make grade` does it."""
     handed_in, report = REPOSITORY / "data" / "submissions" / "partial", tmp_path / "report"
