@@ -418,13 +418,21 @@ class FastPath:
 
     def _launch_end(self, some: slice, greedy: bool, chosen: bool = False) -> None:
         """Draw a token of each row's logits, where the largest one has not been `chosen` yet; prepare the next step."""
-        logits, tokens, steps = self._logits[some], self._chosen[some], self._steps[some]
-        if not greedy:
-            temperature, top_k, top_p, min_p, seeds = (option[some] for option in self._options)
-            sample_rows(*(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens), dependent=True)
-        elif not chosen:
-            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some], dependent=True)
-        advance(tokens, self._ids[some], self._contexts[some], steps)
+        if not (greedy and chosen):
+            self._draw(some, greedy, self._seating, dependent=True)
+        advance(self._chosen[some], self._ids[some], self._contexts[some], self._steps[some])
+
+    def _draw(self, some: slice, greedy: bool, options: Staged, *, dependent: bool) -> None:
+        """Draw a token of each row's logits; what is drawn with stands beside the rows' other inputs."""
+        logits, tokens = self._logits[some], self._chosen[some]
+        if greedy:
+            rows_.argmax_rows(logits, tokens, self._argmax_scratch[some], dependent=dependent)
+        else:
+            arrays = (options.device[name][some] for name in (*_OPTIONS, "steps"))
+            temperature, top_k, top_p, min_p, seeds, steps = arrays
+            sample_rows(
+                *(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens), dependent=dependent
+            )
 
     # ---------------- all other steps
 
@@ -522,13 +530,7 @@ class FastPath:
 
     def _launch_draw(self, seats: int, greedy: bool) -> None:
         """Draw a token of each of a step's rows of logits."""
-        logits, tokens = self._logits[:seats], self._chosen[:seats]
-        if greedy:
-            rows_.argmax_rows(logits, tokens, self._argmax_scratch[:seats])
-        else:
-            arrays = (self._step.device[name][:seats] for name in ("steps", *_OPTIONS))
-            steps, temperature, top_k, top_p, min_p, seeds = arrays
-            sample_rows(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens)
+        self._draw(slice(0, seats), greedy, self._step, dependent=False)
 
     # ---------------- both
 
@@ -554,7 +556,6 @@ class FastPath:
         self._seating = Staged({"ids": (seats, np.int32), "contexts": (seats, np.int32), **drawing})
         names = ("ids", "contexts", "steps")
         self._ids, self._contexts, self._steps = (self._seating.device[name] for name in names)
-        self._options = tuple(self._seating.device[name] for name in _OPTIONS)
         self._chosen = cp.zeros(seats, np.int32)
         self._tables = cp.zeros((seats, self._width), np.int32)
         self._mirror_memory = cp.cuda.alloc_pinned_memory(self._tables.nbytes)

@@ -268,13 +268,11 @@ class LLM:
         if isinstance(prompt, str):
             self._require_tokenizer(f"a prompt is {prompt!r}")
             return list(self.tokenizer.encode(prompt))
-        if isinstance(prompt, Sequence) and set(map(type, prompt)) == {int}:
-            return list(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, Sequence) or not all(
-            isinstance(token, int | np.integer) for token in prompt
+            issubclass(kind, int | np.integer) for kind in set(map(type, prompt))
         ):
             raise TypeError(f"a prompt is {prompt!r}; it must be a str or a sequence of token ids")
-        return [int(token) for token in prompt]
+        return list(map(int, prompt))
 
     def _template(self) -> Any:
         """The tokenizer that has the chat template: a learner's need not."""

@@ -136,9 +136,8 @@ CSS = """
 .tv a { color: var(--jp-content-link-color, var(--vscode-textLink-foreground, revert)); }
 """
 
-SHEET = re.sub(
-    r"\s*\n\s*", " ", CSS
-).strip()  # as reports bring it: a notebook file has a string for every line
+SHEET = re.sub(r"\s*\n\s*", " ", CSS).strip()
+"""As reports bring it: a notebook file has a string for every line."""
 
 
 def _rules_for(*classes: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from ..config import ModelConfig
 from ..device import cp, is_gpu
 from . import decode_attention as attention
-from .launch import Contract, Float, Int, ceil_div
+from .launch import Contract, Float, Int, ceil_div, multiprocessors
 from .source import kernel
 
 PIECE = 1024  # columns that a warp takes at a time: of decode_step.cu
@@ -231,7 +231,7 @@ def _addresses(arrays: list[Any]) -> Any:
 
 def _default_blocks() -> int:
     """One a multiprocessor; in the emulation blocks run one after the other, and can not wait for each other."""
-    return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else 1
+    return multiprocessors(1)
 
 
 def _shared_limit() -> int:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..device import cp
+from ..device import cp, is_gpu
 
 Int = np.int32
 Long = np.int64
@@ -141,6 +141,11 @@ def _said(value: Any) -> str:
 def ceil_div(count: int, size: int) -> int:
     """How many pieces of `size` hold `count`."""
     return -(-count // size)
+
+
+def multiprocessors(in_emulation: int) -> int:
+    """How many blocks run at once that each take a whole multiprocessor of the card; the emulation has those given."""
+    return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else in_emulation
 
 
 def row_threads(width: int, per_thread: int = 8, most: int = 256) -> int:

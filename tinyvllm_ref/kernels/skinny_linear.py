@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dependent_launch import launch
 from ..device import cp, is_gpu
-from .launch import Contract, Float, Int, ceil_div
+from .launch import Contract, Float, Int, ceil_div, multiprocessors
 from .source import kernel
 
 MOST_ROWS = 32
@@ -31,7 +31,7 @@ _MOST_WARPS = 8 if is_gpu else 2  # fibers are slow
 # Tiles in the ring. A step of 8 requests took 895 us on an H200 with two, 933 with three: what kernels read from each
 # other waits behind what is on its way.
 _STAGES = 2
-_EMULATED_BLOCKS = 3
+_EMULATED_BLOCKS = 3  # a few, so that they get unequal shares
 # Whether the emulation takes the path of cards that have a copy engine, as some tests do, or that of others.
 _EMULATED_COPIES = False
 _MAX_SHARED_PER_BLOCK = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
@@ -102,7 +102,7 @@ class SkinnyScratch:
     def __init__(self, rows: int, outputs: int, columns: int) -> None:
         splits = ceil_div(columns, MOST_COLUMNS)
         self.partial = cp.empty(splits * ceil_div(outputs, _TILE) * _TILE * _padded(rows), np.float32)
-        self.arrived = cp.zeros(_multiprocessors(), np.uint32)
+        self.arrived = cp.zeros(multiprocessors(_EMULATED_BLOCKS), np.uint32)
 
 
 def skinny_linear(
@@ -235,7 +235,7 @@ def _shape(rows: int, tiles: int, columns: int, most_warps: int) -> _Shape:
     each = ceil_div(ceil_div(columns, _CHUNK), splits)  # chunks of a block
     chunks = ceil_div(each, most_warps)
     warps = ceil_div(each, chunks)
-    blocks = max(1, min(tiles, _multiprocessors() // splits))
+    blocks = max(1, min(tiles, multiprocessors(_EMULATED_BLOCKS) // splits))
     tiles_each = ceil_div(tiles, blocks)
     if splits > 1:
         blocks = ceil_div(tiles, tiles_each)
@@ -317,11 +317,6 @@ def _nothing() -> tuple[Any, Any]:
 def _largest_cluster() -> int:
     """Blocks that can read each other's shared memory: eight from compute capability 9.0 on."""
     return 8 if is_gpu and int(cp.cuda.Device().compute_capability) >= 90 else 1
-
-
-def _multiprocessors() -> int:
-    """In the emulation a few, so that blocks get unequal shares."""
-    return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else _EMULATED_BLOCKS
 
 
 @functools.cache

@@ -4,8 +4,8 @@
 // A block works on TILE rows of w at a time, a tile (with GATE half of them gates, half ups). w is the left side of the
 // products (warpgroups.cuh), 64 rows of it a warpgroup; x, all of it, the right side. A warp of its own has CHUNK columns
 // of both after the other brought into a ring, and goes on with the next tile while this one's sums are written. So that
-// memory never rests the ring is as large as shared memory allows: 6 to 8 chunks, 100 KB of them w. w does not depend on
-// the kernel before: with a dependent launch its first chunks are on their way while that one ends.
+// memory never rests the ring is as large as shared memory allows: 6 to 8 chunks, half or more of them w. w does not
+// depend on the kernel before: with a dependent launch its first chunks are on their way while that one ends.
 //
 // Elsewhere than on Hopper each thread makes the same sums, of chunks in shared memory, one after the other.
 //

@@ -7,7 +7,6 @@ the one before it ends (:mod:`tinyvllm_ref.dependent_launch`); that one must not
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from ..dependent_launch import launch_dependent
 from ..device import cp, is_gpu
 from ..tensor_map import COLUMNS, tensor_map
-from .launch import Contract, Int, ceil_div
+from .launch import Contract, Int, ceil_div, multiprocessors
 from .source import kernel
 
 MOST_ROWS = 128
@@ -24,7 +23,7 @@ _HOPPER = 90
 _TILE, _THREADS = 128, 288
 _SHARED_BYTES = 200 << 10  # of the ring, at most
 _WELL_FILLED = 0.9
-_EMULATED_BLOCKS = 2
+_EMULATED_BLOCKS = 2  # so few that a block has several tiles
 
 _linear = Contract("warpgroup_linear", x="bf16 R K", w="bf16 N K", out="float32 R N")
 _gate_up = Contract("warpgroup_gate_up", x="bf16 R K", w="bf16 G K", out="bf16 R F")
@@ -67,7 +66,7 @@ def pays(rows: int, outputs: int, columns: int, *, gate: bool = False) -> bool:
     """
     if not is_gpu or not outputs or unsupported(rows, outputs, columns):
         return False
-    tiles, blocks = _tiles(outputs, gate), _multiprocessors()
+    tiles, blocks = _tiles(outputs, gate), multiprocessors(_EMULATED_BLOCKS)
     return tiles >= _WELL_FILLED * blocks * ceil_div(tiles, blocks)
 
 
@@ -148,7 +147,7 @@ def _launch(
     if is_gpu:
         sources = (_map_of_rows(x, padded), _map_of_halves(w) if gate else _map_of_rows(w, _TILE))
     args = (*sources, out, Int(rows), Int(outputs), Int(columns))
-    blocks = min(_tiles(outputs, gate), _multiprocessors())
+    blocks = min(_tiles(outputs, gate), multiprocessors(_EMULATED_BLOCKS))
     launch_dependent(made, (blocks,), (_THREADS,), args, shared)
 
 
@@ -168,9 +167,3 @@ def _map_of_halves(w: Any) -> np.void:
     ffn = height // 2
     strides = (2 * width, 2 * width * ffn, 2 * width * 8)
     return tensor_map(w, (width, 8, 2, ffn // 8), strides, (COLUMNS, 8, 2, _TILE // 16))
-
-
-@functools.cache
-def _multiprocessors() -> int:
-    """In the emulation so few that a block has several tiles."""
-    return int(cp.cuda.Device().attributes["MultiProcessorCount"]) if is_gpu else _EMULATED_BLOCKS

@@ -232,7 +232,7 @@ def _card(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
     card = SimpleNamespace(compute_capability=capability, attributes={"MultiProcessorCount": 132})
     monkeypatch.setattr(warpgroup, "is_gpu", True)
     monkeypatch.setattr(warpgroup, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda: card)))
-    monkeypatch.setattr(warpgroup, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(warpgroup, "multiprocessors", lambda in_emulation: 132)
 
 
 @pytest.mark.parametrize("name", SPECS)
